@@ -1,0 +1,162 @@
+"""The callback that measures the stages of a staged training."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from precision_bert.loss_scale_optimizer import count_steps, current_loss_scale
+from precision_bert.memory import peak_memory, reset_peak_memory
+from precision_bert.schedules import PrecisionSchedule
+from precision_bert.staged_history import StageRecord
+
+
+@dataclass
+class _Running:
+    """The sums of the stage that is running."""
+
+    index: int
+    first_epoch: int
+    applied_at_start: int
+    skipped_at_start: int | None
+    epochs: int = 0
+    seconds: float = 0.0
+    first_step_seconds: float | None = None
+    validation_seconds: float = 0.0
+    examples_after_first: float = 0.0
+
+
+class StageRecorder(keras.callbacks.Callback):
+    """Measures each stage's steps, time, throughput and memory, for `staged_fit`.
+
+    It must stand behind the callback that enters the stages, so that the switch itself is not
+    counted as training, and before the user's. It overrides no `on_train_batch_end`: that would make Keras wait for every
+    step's logs before it starts the next.
+
+    Args:
+        schedule: The schedule that is trained.
+
+    Attributes:
+        stages: A `StageRecord` for each stage that has begun; complete after `close`.
+    """
+
+    def __init__(self, schedule: PrecisionSchedule) -> None:
+        super().__init__()
+        self._schedule = schedule
+        self._running: _Running | None = None
+        self._closed: list[StageRecord] = []
+
+    @property
+    def stages(self) -> tuple[StageRecord, ...]:
+        """The records of the stages that have ended."""
+        return tuple(self._closed)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Opens a record where a stage begins."""
+        index = self._schedule.index_at(epoch)
+        if self._running is None or self._running.index != index:
+            self.close()
+            reset_peak_memory()
+            self._running = _Running(index, epoch, *count_steps(self.model.optimizer))
+        self._training = True
+        self._steps_in_first_call = 0
+        self._begin = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the time when the stage's first call of the train function has returned."""
+        if batch > 0 and self._stage.first_step_seconds is None:
+            self._steps_in_first_call = batch
+            self._stage.first_step_seconds = time.perf_counter() - self._begin
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the epoch's training time where its validation begins."""
+        if self._training:
+            self._end_training()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the epoch to the stage, and `epoch_seconds` to the logs."""
+        if self._training:
+            self._end_training()
+        now = time.perf_counter()
+        self._stage.epochs += 1
+        self._stage.validation_seconds += now - self._training_end
+        if logs is not None:
+            logs["epoch_seconds"] = now - self._begin
+        if epoch + 1 == self._schedule.boundaries[self._stage.index + 1]:
+            self.close()  # now: the next stage's switch takes the loss scale off the optimizer
+
+    def close(self) -> None:
+        """Ends the record of the stage that is running, if one is."""
+        running, self._running = self._running, None
+        if running is None or running.epochs == 0:
+            return
+        applied, skipped = count_steps(self.model.optimizer)
+        if skipped is not None and running.skipped_at_start is not None:
+            skipped -= running.skipped_at_start
+        applied -= running.applied_at_start
+        policy = self._schedule.stages[running.index].policy
+        if applied == 0:
+            warnings.warn(
+                f"Stage {running.index} ({policy}) applied none of its steps: every gradient was "
+                "infinite or NaN, so the weights are what they were. Its figures say nothing about "
+                "the precision; look for what overflows float16.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        first = running.first_step_seconds or 0.0
+        rest = running.seconds - first
+        memory = peak_memory()
+        self._closed.append(
+            StageRecord(
+                policy=policy,
+                first_epoch=running.first_epoch,
+                epochs=running.epochs,
+                applied_steps=applied,
+                skipped_steps=skipped,
+                loss_scale=current_loss_scale(self.model.optimizer),
+                seconds=running.seconds,
+                first_step_seconds=first,
+                examples_per_second=running.examples_after_first / rest
+                if running.examples_after_first and rest > 0
+                else None,
+                validation_seconds=running.validation_seconds,
+                peak_memory_bytes=memory.bytes,
+                memory_source=memory.source,
+            )
+        )
+
+    @property
+    def _stage(self) -> _Running:
+        if self._running is None:
+            raise RuntimeError("StageRecorder was given a batch before an epoch began.")
+        return self._running
+
+    def _end_training(self) -> None:
+        self._training = False
+        # Reading the count waits for the device, so that queued steps are part of the time.
+        examples = self._examples_this_epoch()
+        self._training_end = time.perf_counter()
+        seconds = self._training_end - self._begin
+        stage = self._stage
+        stage.seconds += seconds
+        if stage.first_step_seconds is None:  # the epoch had one call only
+            stage.first_step_seconds = seconds
+            return
+        share = 1.0
+        if self._steps_in_first_call:
+            steps = sum(filter(None, count_steps(self.model.optimizer)))
+            steps -= stage.applied_at_start + (stage.skipped_at_start or 0)
+            share = 1 - self._steps_in_first_call / max(steps, self._steps_in_first_call)
+        stage.examples_after_first += examples * share
+
+    def _examples_this_epoch(self) -> float:
+        # Keras weights its loss tracker by batch size, so its count is the number of examples.
+        for metric in self.model.metrics:
+            if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
+                return float(ops.convert_to_numpy(ops.convert_to_tensor(metric.count)))
+        return 0.0

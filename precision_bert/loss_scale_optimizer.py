@@ -1,0 +1,255 @@
+"""The optimizer that scales the loss in float16 stages, and how it is put on and taken off."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from precision_bert.loss_scale import LossScaleRule
+
+
+@keras.saving.register_keras_serializable(package="precision_bert")
+class DynamicLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Scales the loss, skips steps whose gradients are not finite, and counts both.
+
+    Use it like Keras' `LossScaleOptimizer`, which it extends; `staged_fit` and `switch_precision`
+    put it on and take it off by themselves. While the scale stays within its bounds it computes
+    what Keras' own computes, bit for bit. It adds the bounds of `LossScaleRule`, and counts.
+
+    Args:
+        inner_optimizer: The optimizer that applies the unscaled gradients. Its own settings
+            (clipping, weight decay, moving average, accumulation) act on unscaled gradients.
+        initial_scale: See `LossScaleRule`.
+        dynamic_growth_steps: See `LossScaleRule`.
+        min_scale: See `LossScaleRule`.
+        max_scale: See `LossScaleRule`.
+        name: The optimizer's name.
+
+    Raises:
+        TypeError: If `inner_optimizer` is no optimizer, or already scales the loss: two scales in a
+            row multiply, and the outer one sees only what the inner one lets through.
+        ValueError: If the rule's values are out of range.
+
+    Attributes:
+        dynamic_scale: The current scale, a scalar float32 variable (once built).
+        step_counter: Applied steps since the scale last moved, a scalar int variable (once built).
+        skipped_steps: How many steps were skipped, a scalar int variable (once built).
+
+    Example:
+
+    >>> optimizer = DynamicLossScaleOptimizer(keras.optimizers.Adam(1e-3))
+    >>> optimizer.rule.initial_scale
+    32768.0
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                "inner_optimizer must be a keras.optimizers.Optimizer. Received: "
+                f"inner_optimizer={inner_optimizer!r} of type {type(inner_optimizer).__name__}."
+            )
+        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            raise TypeError(
+                "inner_optimizer already scales the loss; pass the optimizer inside it "
+                f"(.inner_optimizer). Received: {type(inner_optimizer).__name__}."
+            )
+        rule = LossScaleRule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
+        super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
+        self.rule = rule
+
+    def build(self, var_list: list[keras.Variable]) -> None:
+        """Creates the scale, the counters, and the inner optimizer's state if it has none yet."""
+        if self.built:
+            return
+        self.step_counter = self.add_variable(
+            shape=(), dtype="int", initializer="zeros", name="step_counter"
+        )
+        self.dynamic_scale = self.add_variable(
+            shape=(),
+            dtype="float32",
+            initializer=keras.initializers.Constant(self.initial_scale),
+            name="dynamic_scale",
+        )
+        self.skipped_steps = self.add_variable(
+            shape=(), dtype="int", initializer="zeros", name="skipped_steps"
+        )
+        # Unlike Keras' build: an inner optimizer that has trained already keeps its state, also
+        # one whose own build has no guard of its own.
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(var_list)
+        keras.optimizers.Optimizer.build(self, var_list)
+
+    # Keras gives no public hook for what happens after a finite or a non-finite step: these two
+    # methods are the hooks that its `apply` calls, also under tf.distribute.
+    def _stateful_handle_finite_grads(self, grads: Any, trainable_variables: Any) -> None:
+        variables = trainable_variables or self._trainable_variables
+        unscaled = [
+            g if g is None or self._overwrite_variable_with_gradient(v) else g / self.dynamic_scale
+            for g, v in zip(grads, variables, strict=True)
+        ]
+        self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
+        self._follow_rule(finite=True)
+
+    def _stateful_handle_non_finite_grads(self) -> None:
+        self.skipped_steps.assign_add(1)
+        self._follow_rule(finite=False)
+
+    def _follow_rule(self, *, finite: bool) -> None:
+        scale, streak = self.rule.next(self.dynamic_scale, self.step_counter, finite)
+        self.dynamic_scale.assign(scale)
+        self.step_counter.assign(streak)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that rebuild this optimizer (not its state)."""
+        config = super().get_config()
+        config.update(min_scale=self.rule.min_scale, max_scale=self.rule.max_scale)
+        return config
+
+
+@dataclass(frozen=True)
+class _Parked:
+    """A loss-scale optimizer without its inner optimizer: enough to put it back on."""
+
+    optimizer_class: type[keras.optimizers.Optimizer]
+    config: dict[str, Any]
+    values: dict[str, Any]  # its own variables' values by name, empty if it was never built
+
+
+# Keyed by the inner optimizer, weakly: what is parked lives exactly as long as that optimizer, and
+# holds no reference back to it. Nothing is stored on the user's objects.
+_parked: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, _Parked] = (
+    weakref.WeakKeyDictionary()
+)
+_loss_scale_factors: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, float] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _value(variable: keras.Variable) -> Any:
+    # Through a tensor: a variable that is mirrored over replicas has no value of its own to read.
+    return ops.convert_to_numpy(ops.convert_to_tensor(variable))
+
+
+def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tells whether `optimizer` is a loss-scale optimizer around another."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def wrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns a loss-scale optimizer around `optimizer`, going on with the scale it last had.
+
+    The inner optimizer object stays the same, so its moments, step count, accumulators and
+    learning-rate schedule go on. Keras' own `LossScaleOptimizer` is replaced by
+    `DynamicLossScaleOptimizer` with the same scale and settings; a subclass of it made by the user
+    is returned as it is.
+
+    Args:
+        optimizer: Any Keras optimizer.
+    """
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        optimizer = unwrap_optimizer(optimizer)
+    if scales_loss(optimizer):
+        return optimizer
+    factor = optimizer.loss_scale_factor
+    if factor is not None:
+        _loss_scale_factors[optimizer] = factor
+    parked = _parked.get(optimizer)
+    if parked is None:
+        wrapper = DynamicLossScaleOptimizer(optimizer)
+    elif parked.optimizer_class is keras.optimizers.LossScaleOptimizer:
+        # A scale that was set up outside our default bounds is the user's choice: it stays.
+        settings = dict(parked.config)
+        scale = float(parked.values.get("dynamic_scale", settings["initial_scale"]))
+        lowest = min(settings["initial_scale"], scale, 1.0)
+        highest = max(settings["initial_scale"], scale, 2.0**24)
+        wrapper = DynamicLossScaleOptimizer(
+            optimizer, **settings, min_scale=lowest, max_scale=highest
+        )
+    else:
+        wrapper = parked.optimizer_class(optimizer, **parked.config)
+    if optimizer.built:
+        # Built now rather than in the next trace, because the parked scale must be in its
+        # variables before the first step uses them.
+        wrapper.build(optimizer._trainable_variables)
+        if parked is not None:
+            for variable in wrapper._variables:
+                if variable.name in parked.values:
+                    variable.assign(parked.values[variable.name])
+    return wrapper
+
+
+def unwrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer inside a loss-scale optimizer; any other optimizer as it is.
+
+    The scale, its streak and the counts are remembered, and `wrap_optimizer` puts them back. A
+    `loss_scale_factor` that the user had set on the inner optimizer is restored.
+
+    Args:
+        optimizer: Any Keras optimizer.
+    """
+    if not scales_loss(optimizer):
+        return optimizer
+    inner = optimizer.inner_optimizer
+    config = optimizer.get_config()
+    del config["inner_optimizer"]
+    values = {}
+    if optimizer.built:
+        values = {v.name: _value(v) for v in optimizer._variables}
+    _parked[inner] = _Parked(type(optimizer), config, values)
+    inner.loss_scale_factor = _loss_scale_factors.pop(inner, None)
+    return inner
+
+
+def count_steps(optimizer: keras.optimizers.Optimizer) -> tuple[int, int | None]:
+    """Returns how many steps `optimizer` has applied and how many it has skipped.
+
+    A step is one batch's gradients: under gradient accumulation the batches count, not the updates.
+
+    Args:
+        optimizer: Any Keras optimizer.
+
+    Returns:
+        The tuple `(applied, skipped)`. Without a loss scale nothing is ever skipped. `skipped` is
+        `None` for a loss-scale optimizer that does not count its skipped steps.
+    """
+    # `iterations` counts updates; only `_iterations` counts the batches of an accumulation window.
+    applied = int(_value(unwrapped(optimizer)._iterations))
+    if not scales_loss(optimizer):
+        return applied, 0
+    if not isinstance(optimizer, DynamicLossScaleOptimizer):
+        return applied, None
+    return applied, int(_value(optimizer.skipped_steps)) if optimizer.built else 0
+
+
+def current_loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """Returns the loss scale that the next step will use; `None` where the loss is not scaled.
+
+    Args:
+        optimizer: Any Keras optimizer.
+    """
+    if not scales_loss(optimizer):
+        return None
+    if not optimizer.built:
+        return float(optimizer.initial_scale)
+    return float(_value(optimizer.dynamic_scale))
+
+
+def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer inside a loss-scale optimizer, changing nothing.
+
+    Args:
+        optimizer: Any Keras optimizer.
+    """
+    return optimizer.inner_optimizer if scales_loss(optimizer) else optimizer

@@ -1,0 +1,136 @@
+"""What the callbacks promise inside a plain `fit`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from models import dense_model
+
+from precision_bert import LossScaleMonitor, PrecisionSwitch, compute_dtypes
+
+
+class Spy(keras.callbacks.Callback):
+    """Notes what dtype the model's last hidden layer computes in, at each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(compute_dtypes(self.model)["hidden"])
+
+
+@pytest.mark.parametrize("at_epoch", [0, 1, 2])
+def test_the_switch_happens_before_exactly_its_epoch(at_epoch, xy):
+    model = dense_model(optimizer="sgd", loss="mse")
+    spy = Spy()
+    switch = PrecisionSwitch("mixed_float16", at_epoch=at_epoch)
+    model.fit(*xy, epochs=3, batch_size=16, verbose=0, callbacks=[switch, spy])
+    assert spy.seen == ["float32"] * (2 * at_epoch) + ["float16"] * (6 - 2 * at_epoch)
+
+
+def test_training_on_equals_training_on_after_a_switch_between_two_fits(xy):
+    def trained(run):
+        keras.utils.set_random_seed(0)
+        model = dense_model(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+        run(model)
+        return [np.array(w).tobytes() for w in model.weights]
+
+    def one_fit(model):
+        switch = PrecisionSwitch("mixed_bfloat16", at_epoch=1)
+        model.fit(*xy, epochs=2, batch_size=8, verbose=0, shuffle=False, callbacks=[switch])
+
+    def two_fits(model):
+        from precision_bert import switch_precision
+
+        model.fit(*xy, epochs=1, batch_size=8, verbose=0, shuffle=False)
+        switch_precision(model, "mixed_bfloat16")
+        model.fit(*xy, epochs=1, batch_size=8, verbose=0, shuffle=False)
+
+    assert trained(one_fit) == trained(two_fits)
+
+
+def test_validation_after_the_switch_runs_in_the_new_precision(xy):
+    x, y = xy
+    model = dense_model(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    switch = PrecisionSwitch("mixed_bfloat16", at_epoch=1)
+    history = model.fit(x, y, epochs=2, verbose=0, validation_data=(x, y), callbacks=[switch])
+    reference = dense_model("mixed_bfloat16", optimizer="sgd", loss="mse")
+    reference.set_weights(model.get_weights())
+    assert history.history["val_loss"][1] == reference.evaluate(x, y, verbose=0)
+    assert history.history["val_loss"][0] != history.history["val_loss"][1]
+
+
+def test_several_switches_in_one_fit(xy):
+    model = dense_model(optimizer="sgd", loss="mse")
+    spy = Spy()
+    switches = [
+        PrecisionSwitch(policy, at_epoch=epoch)
+        for epoch, policy in enumerate(["mixed_float16", "float32", "mixed_bfloat16"])
+    ]
+    model.fit(*xy, epochs=3, batch_size=32, verbose=0, callbacks=[*switches, spy])
+    assert spy.seen == ["float16", "float32", "bfloat16"]
+
+
+def test_a_fit_that_starts_later_switches_at_its_start(xy):
+    model = dense_model(optimizer="sgd", loss="mse")
+    spy = Spy()
+    switch = PrecisionSwitch("mixed_float16", at_epoch=1)
+    model.fit(*xy, initial_epoch=2, epochs=3, batch_size=32, verbose=0, callbacks=[switch, spy])
+    assert spy.seen == ["float16"]
+
+
+def test_a_callback_can_be_used_for_a_second_fit(xy):
+    model = dense_model(optimizer="sgd", loss="mse")
+    switch = PrecisionSwitch("mixed_float16", at_epoch=1)
+    for _ in range(2):
+        model.fit(*xy, epochs=2, verbose=0, callbacks=[switch])
+    assert switch.report.changed == ()
+
+
+@pytest.mark.parametrize("at_epoch", [3, 4])
+def test_a_switch_that_would_never_happen_is_refused_before_training(at_epoch, xy):
+    model = dense_model(optimizer="sgd", loss="mse")
+    before = [np.array(w) for w in model.weights]
+    with pytest.raises(ValueError, match="would never happen: fit runs 3 epochs.*at most 2"):
+        model.fit(
+            *xy, epochs=3, verbose=0, callbacks=[PrecisionSwitch("float32", at_epoch=at_epoch)]
+        )
+    assert all((a == np.array(b)).all() for a, b in zip(before, model.weights, strict=True))
+
+
+@pytest.mark.parametrize("at_epoch", [1.0, "1", None, True])
+def test_an_epoch_that_is_no_int_is_refused(at_epoch):
+    with pytest.raises(TypeError, match="at_epoch must be an int"):
+        PrecisionSwitch("float32", at_epoch=at_epoch)
+
+
+def test_a_negative_epoch_is_refused():
+    with pytest.raises(ValueError, match="at_epoch must be at least 0"):
+        PrecisionSwitch("float32", at_epoch=-1)
+
+
+def test_an_unknown_policy_is_refused_at_construction():
+    with pytest.raises(ValueError, match="policy must be one of"):
+        PrecisionSwitch("half", at_epoch=1)
+
+
+def test_the_monitor_logs_each_epochs_scale_and_steps(xy):
+    x, y = xy
+    broken = y.copy()
+    broken[0] = np.nan
+    model = dense_model("mixed_float16", optimizer="sgd", loss="mse")
+    switches = [
+        PrecisionSwitch("mixed_float16", at_epoch=0),
+        PrecisionSwitch("float32", at_epoch=2),
+    ]
+    model.fit(x, y * 0, batch_size=8, verbose=0, callbacks=[switches[0]])
+    scale = float(model.optimizer.dynamic_scale)
+    history = model.fit(
+        x, broken, epochs=3, batch_size=8, shuffle=False, verbose=0,
+        callbacks=[*switches, LossScaleMonitor()],
+    ).history  # fmt: skip
+    assert history["applied_steps"] == [3, 3, 4]
+    assert history["skipped_steps"] == [1, 1, 0]
+    assert history["loss_scale"] == [scale / 2, scale / 4, 1.0]
