@@ -1,10 +1,29 @@
 """Precision stages for Keras: train in mixed_float16, finish in float32, and see what it did."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from precision_bert._version import __version__
 from precision_bert.callbacks import LossScaleMonitor, PrecisionSwitch
+from precision_bert.data import (
+    GLUE_TASKS,
+    TextExamples,
+    demo_pairs,
+    demo_vocabulary,
+    encode_batches,
+    load_glue,
+)
+from precision_bert.fine_tuning import (
+    WarmupLinearDecay,
+    compile_classifier,
+    fine_tuning_optimizer,
+)
 from precision_bert.loss_scale import LossScaleRule
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
 from precision_bert.schedules import PrecisionSchedule, Stage
+from precision_bert.scores import glue_scores
 from precision_bert.staged_history import StagedHistory, StageRecord
 from precision_bert.switching import (
     SwitchReport,
@@ -15,7 +34,14 @@ from precision_bert.switching import (
 )
 from precision_bert.two_stage import staged_fit, two_stage_fit
 
+if TYPE_CHECKING:
+    from precision_bert.bert import BertClassifier, bert_classifier
+    from precision_bert.bert_config import BertConfig
+
 __all__ = [
+    "GLUE_TASKS",
+    "BertClassifier",
+    "BertConfig",
     "DynamicLossScaleOptimizer",
     "LossScaleMonitor",
     "LossScaleRule",
@@ -25,11 +51,40 @@ __all__ = [
     "StageRecord",
     "StagedHistory",
     "SwitchReport",
+    "TextExamples",
+    "WarmupLinearDecay",
     "__version__",
+    "bert_classifier",
+    "compile_classifier",
     "compute_dtypes",
+    "demo_pairs",
+    "demo_vocabulary",
+    "encode_batches",
+    "fine_tuning_optimizer",
+    "glue_scores",
+    "load_glue",
     "pin_float32",
     "precision_scope",
     "staged_fit",
     "switch_precision",
     "two_stage_fit",
 ]
+
+# Imported when first asked for: keras_nlp brings TensorFlow Text along, which nobody needs who
+# switches a model of their own. A saved BertClassifier is loaded after `import precision_bert.bert`,
+# which registers its classes with Keras.
+_LAZY = {
+    "BertClassifier": "precision_bert.bert",
+    "BertConfig": "precision_bert.bert_config",
+    "bert_classifier": "precision_bert.bert",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -16,6 +16,8 @@ from precision_bert.policies import SWITCHABLE_POLICIES, PolicyName, check_polic
 # forgotten with its model; kept here rather than as an attribute, so that users' layers stay clean.
 _pinned: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 
+_HALF = ("float16", "bfloat16")
+
 
 @dataclass(frozen=True)
 class SwitchReport:
@@ -140,15 +142,16 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
             f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
         )
     layers = _switchable_layers(model)
-    _check_switchable(layers)
-    _pin_islands(layers)
+    islands = _islands(layers)
+    _check_switchable(layers, islands)
+    _pinned.update(islands)
 
     changed, unchanged, pinned = [], [], []
     before = [(layer, layer._dtype_policy) for layer in layers]
     optimizer_before = getattr(model, "optimizer", None)
     try:
         for layer in layers:
-            if layer in _pinned:
+            if layer in islands:
                 pinned.append(_path(layer))
             elif _policy_name(layer) == policy:
                 unchanged.append(_path(layer))
@@ -170,9 +173,13 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
 
 def _switchable_layers(model: keras.Model) -> list[keras.Layer]:
     # Keras' own way down: children of Functional graphs, attributes of subclassed models, cells,
-    # wrapped layers. An InputLayer computes nothing, and its dtype is its data's.
+    # wrapped layers. An InputLayer computes nothing, and its dtype is its data's; a layer with a
+    # policy that is no float (a tokenizer, a lookup) has its dtype for its output.
     return [
-        layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)
+        layer
+        for layer in model._flatten_layers()
+        if not isinstance(layer, keras.layers.InputLayer)
+        and keras.backend.is_float_dtype(layer.compute_dtype)
     ]
 
 
@@ -204,7 +211,7 @@ def _refresh_frozen_state(layer: keras.Layer) -> None:
             layer.build(layer.get_build_config()["input_shape"])
 
 
-def _check_switchable(layers: list[keras.Layer]) -> None:
+def _check_switchable(layers: list[keras.Layer], islands: set[keras.Layer]) -> None:
     for layer in layers:
         if layer.quantization_mode is not None:
             raise ValueError(
@@ -212,12 +219,13 @@ def _check_switchable(layers: list[keras.Layer]) -> None:
                 "switched in place. Switch the model first, then quantise it."
             )
         for variable in layer._trainable_variables + layer._non_trainable_variables:
-            if variable.dtype in ("float16", "bfloat16"):
+            # By the variable's real dtype: a policy that was set later says what it would be.
+            if variable.dtype in _HALF or (variable.dtype == "float64" and layer not in islands):
                 raise ValueError(
                     f"Layer {_path(layer)!r} keeps its variable {variable.name!r} in "
-                    f"{variable.dtype}; a switch in place cannot give back the digits that it has "
-                    "lost. Build the model with a mixed policy, which keeps variables in float32 "
-                    f"(one of {', '.join(map(repr, SWITCHABLE_POLICIES))})."
+                    f"{variable.dtype}, which a switch in place cannot change. Build the model "
+                    "with a policy that keeps variables in float32 (one of "
+                    f"{', '.join(map(repr, SWITCHABLE_POLICIES))})."
                 )
 
 
@@ -226,16 +234,17 @@ def _is_container(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.Model)
 
 
-def _pin_islands(layers: list[keras.Layer]) -> None:
-    """Pins layers that stand in full precision among layers in half: their author put them there.
+def _islands(layers: list[keras.Layer]) -> set[keras.Layer]:
+    """Returns the layers that compute in full precision among layers in half, or are pinned.
 
-    In a model with no layer in half there is nothing to tell an island by, and none is pinned.
+    Their author put them there. In a model with no layer in half there is nothing to tell an island
+    by, and only pinned layers are islands.
     """
-    parts = [layer for layer in layers if not _is_container(layer) and layer not in _pinned]
-    if any(layer.compute_dtype in ("float16", "bfloat16") for layer in parts):
-        _pinned.update(
-            layer for layer in parts if layer.compute_dtype not in ("float16", "bfloat16")
-        )
+    islands = {layer for layer in layers if layer in _pinned}
+    parts = [layer for layer in layers if not _is_container(layer) and layer not in islands]
+    if any(layer.compute_dtype in _HALF for layer in parts):
+        islands |= {layer for layer in parts if layer.compute_dtype not in _HALF}
+    return islands
 
 
 def _computes_gradients_in_float16(layers: list[keras.Layer]) -> bool:

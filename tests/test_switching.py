@@ -272,6 +272,16 @@ class TestIslands:
         with pytest.raises(TypeError, match="takes Keras layers"):
             pin_float32("head")
 
+    def test_a_layer_whose_dtype_is_no_float_is_none_of_the_switchs_business(self):
+        words = keras.Input((3,), dtype="string")
+        hashing = layers.Hashing(4, name="hashing")
+        model = keras.Model(words, layers.Embedding(4, 2, name="embed")(hashing(words)))
+        before = hashing.dtype_policy.name
+        assert before == "int64"
+        report = switch_precision(model, "mixed_float16")
+        assert hashing.dtype_policy.name == before
+        assert report.changed == (model.name, "embed")
+
     def test_pinning_keeps_no_layer_alive(self):
         layer = layers.Dense(2)
         pin_float32(layer)
@@ -305,6 +315,19 @@ class TestRefusals:
         model.get_layer("d").dtype_policy = "float32"  # the policy lies, the kernel is half
         with pytest.raises(ValueError, match=f"Layer 'd' keeps its variable 'kernel' in {dtype}"):
             switch_precision(model, "mixed_float16")
+
+    def test_float64_variables_are_refused(self):
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, layers.Dense(1, dtype="float64", name="d")(inputs))
+        with pytest.raises(ValueError, match="Layer 'd' keeps its variable 'kernel' in float64"):
+            switch_precision(model, "mixed_float16")
+
+    def test_a_float64_island_in_a_mixed_model_stays(self):
+        inputs = keras.Input((4,))
+        hidden = layers.Dense(2, dtype="mixed_float16", name="h")(inputs)
+        model = keras.Model(inputs, layers.Dense(1, dtype="float64", name="d")(hidden))
+        switch_precision(model, "float32")
+        assert compute_dtypes(model) == {"h": "float32", "d": "float64"}
 
     def test_a_quantised_layer_is_named(self):
         model = dense_model()
