@@ -71,8 +71,8 @@ __all__ = [
 ]
 
 # Imported when first asked for: keras_nlp brings TensorFlow Text along, which nobody needs who
-# switches a model of their own. A saved BertClassifier is loaded after `import precision_bert.bert`,
-# which registers its classes with Keras.
+# switches a model of their own. To load a saved BertClassifier, `import precision_bert.bert` first:
+# that registers its classes with Keras.
 _LAZY = {
     "BertClassifier": "precision_bert.bert",
     "BertConfig": "precision_bert.bert_config",

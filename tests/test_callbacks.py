@@ -93,7 +93,7 @@ def test_a_callback_can_be_used_for_a_second_fit(xy):
 def test_a_switch_that_would_never_happen_is_refused_before_training(at_epoch, xy):
     model = dense_model(optimizer="sgd", loss="mse")
     before = [np.array(w) for w in model.weights]
-    with pytest.raises(ValueError, match="would never happen: fit runs 3 epochs.*at most 2"):
+    with pytest.raises(ValueError, match=r"would never happen: fit runs 3 epochs.*at most 2"):
         model.fit(
             *xy, epochs=3, verbose=0, callbacks=[PrecisionSwitch("float32", at_epoch=at_epoch)]
         )

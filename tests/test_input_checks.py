@@ -64,7 +64,7 @@ def fit(model, data, **arguments):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_floating_token_ids_are_refused_with_the_reason(form, dtype):
     with pytest.raises(
-        ValueError, match="'token_ids' is looked up.*2049 becomes 2048.*Cast it to int32"
+        ValueError, match=r"'token_ids' is looked up.*2049 becomes 2048.*Cast it to int32"
     ):
         fit(id_model(), form({"token_ids": IDS.astype(dtype)}, LABELS))
 
@@ -115,7 +115,7 @@ def test_in_arrays_the_last_label_is_checked_too():
 
 
 def test_a_label_that_is_no_whole_number_is_refused():
-    with pytest.raises(ValueError, match="among them 0.5"):
+    with pytest.raises(ValueError, match=r"among them 0.5"):
         fit(id_model(), ({"token_ids": IDS}, LABELS + 0.5))
 
 

@@ -31,5 +31,5 @@ def test_a_common_alias_is_refused_with_the_name_that_is_meant(alias, mixed):
 
 
 def test_the_error_names_the_argument():
-    with pytest.raises(ValueError, match="high must be one of .*Received: high='fp8'"):
+    with pytest.raises(ValueError, match=r"high must be one of .*Received: high='fp8'"):
         check_policy("fp8", "high")

@@ -75,5 +75,5 @@ def test_a_length_that_is_no_int_is_refused(epochs):
 
 
 def test_a_negative_length_is_refused():
-    with pytest.raises(ValueError, match="epochs must be at least 0. Received: epochs=-1"):
+    with pytest.raises(ValueError, match=r"epochs must be at least 0. Received: epochs=-1"):
         Stage("float32", -1)

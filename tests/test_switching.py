@@ -121,7 +121,7 @@ def test_every_compiled_function_runs_in_the_new_precision(policy, xy):
 
 
 def test_the_functions_of_an_inner_model_are_renewed_too(xy):
-    x, y = xy
+    x, _ = xy
     inner = dense_model(optimizer="sgd", loss="mse")
     inner.predict(x, verbose=0)
     inputs = keras.Input((4,))

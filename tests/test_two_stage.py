@@ -404,7 +404,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("switch_epoch", [4, 100])
     def test_a_switch_past_the_end(self, switch_epoch, xy):
-        with pytest.raises(ValueError, match="between 0 and epochs=3.*Received: switch_epoch="):
+        with pytest.raises(ValueError, match=r"between 0 and epochs=3.*Received: switch_epoch="):
             two_stage_fit(self.model, *xy, epochs=3, switch_epoch=switch_epoch)
 
     def test_a_switch_before_the_start(self, xy):
@@ -422,7 +422,7 @@ class TestRefusals:
             two_stage_fit(self.model, *xy, epochs=2, switch_epoch=1, **{name: "float16"})
 
     def test_an_unknown_fit_argument(self, xy):
-        with pytest.raises(TypeError, match="Unknown argument batchsize.*batch_size"):
+        with pytest.raises(TypeError, match=r"Unknown argument batchsize.*batch_size"):
             two_stage_fit(self.model, *xy, epochs=2, switch_epoch=1, batchsize=8)
 
     def test_a_fit_argument_that_the_stages_set(self, xy):

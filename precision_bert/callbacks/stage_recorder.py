@@ -35,8 +35,8 @@ class StageRecorder(keras.callbacks.Callback):
     """Measures each stage's steps, time, throughput and memory, for `staged_fit`.
 
     It must stand behind the callback that enters the stages, so that the switch itself is not
-    counted as training, and before the user's. It overrides no `on_train_batch_end`: that would make Keras wait for every
-    step's logs before it starts the next.
+    counted as training, and before the user's. It overrides no `on_train_batch_end`: that would
+    make Keras wait for every step's logs before it starts the next.
 
     Args:
         schedule: The schedule that is trained.
