@@ -7,12 +7,14 @@ The first epochs run in --low_policy, the last ones, from --switch_epoch on, in 
     python examples/mrpc.py --preset=/models/my-bert --data_dir=data --output_dir=runs/mine
 
 The folder --output_dir gets the flags, the metrics, the prediction for each example, and the model.
+A run that was interrupted goes on with --resume.
 """
 
 import csv
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 from absl import app, flags
@@ -22,7 +24,7 @@ from absl import app, flags
 
 _TASKS = ["mrpc", "rte", "sst2", "cola", "qnli", "stsb", "wnli"]
 _POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
-_RUN_FILES = ("flags.json", "metrics.json", "predictions.csv", "model.keras")
+_RUN_FILES = ("flags.json", "checkpoints", "metrics.json", "predictions.csv", "model.keras")
 
 FLAGS = flags.FLAGS
 
@@ -86,11 +88,22 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string("output_dir", None, "Folder for the run's files.", required=True)
 flags.DEFINE_boolean("overwrite", False, "Replace the run that --output_dir holds.")
+flags.DEFINE_boolean(
+    "resume",
+    False,
+    "Go on with the run that --output_dir holds, after the last epoch that it saved. All other "
+    "flags must be those that it was started with.",
+)
 
 flags.register_multi_flags_validator(
     ["epochs", "switch_epoch"],
     lambda values: values["switch_epoch"] <= values["epochs"],
     message="--switch_epoch must be at most --epochs",
+)
+flags.register_multi_flags_validator(
+    ["overwrite", "resume"],
+    lambda values: not (values["overwrite"] and values["resume"]),
+    message="--overwrite and --resume exclude each other",
 )
 flags.register_validator(
     "hold_out",
@@ -113,7 +126,8 @@ def main(argv):
     """Checks, trains, scores, writes."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    output_dir = prepare_output_dir(pathlib.Path(FLAGS.output_dir))
+    output_dir = pathlib.Path(FLAGS.output_dir)
+    check_output_dir(output_dir)
 
     print("Loading TensorFlow ...", flush=True)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -135,6 +149,7 @@ def main(argv):
             bucket_by_length=FLAGS.bucket_by_length,
             shuffle=name == "train",
             seed=FLAGS.seed,
+            first_epoch=pb.completed_epochs(output_dir / "checkpoints") if FLAGS.resume else 0,
         )
         for name, examples in splits.items()
     }
@@ -147,7 +162,9 @@ def main(argv):
         learning_rate=FLAGS.learning_rate or (1e-3 if FLAGS.demo else 3e-5),
         warmup=FLAGS.warmup,
     )
-    # From here on the folder holds a run, also if it is interrupted.
+    # From here on the folder holds this run, also if it is interrupted.
+    if FLAGS.overwrite:
+        remove_run(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     write_json(output_dir / "flags.json", own_flags())
 
@@ -160,6 +177,8 @@ def main(argv):
         low=FLAGS.low_policy,
         high=FLAGS.high_policy,
         high_learning_rate=FLAGS.high_learning_rate,
+        checkpoint_dir=output_dir / "checkpoints",
+        resume=FLAGS.resume,
         verbose=1 if sys.stdout.isatty() else 2,
     )
 
@@ -174,20 +193,42 @@ def main(argv):
     write_json(
         output_dir / "metrics.json", {"scores": scores, **record.to_dict(), "versions": versions}
     )
+    shutil.rmtree(output_dir / "checkpoints")  # the run is whole: nothing is left to resume
     report(record, scores, output_dir)
 
 
-def prepare_output_dir(folder):
-    """Refuses a folder that holds another run, unless --overwrite says to replace it."""
+def check_output_dir(folder):
+    """Refuses a folder that holds another run, unless a flag says what to do with it."""
     present = [name for name in _RUN_FILES if (folder / name).exists()]
-    if present and not FLAGS.overwrite:
+    if FLAGS.resume:
+        check_same_flags(folder / "flags.json")
+    elif present and not FLAGS.overwrite:
         sys.exit(
             f"mrpc.py: --output_dir={folder} holds another run ({', '.join(present)}). Give "
-            "another folder, or --overwrite to replace that run."
+            "another folder, --resume to go on with that run, or --overwrite to replace it."
         )
-    for name in present:
-        (folder / name).unlink()
-    return folder
+
+
+def check_same_flags(path):
+    """Refuses to resume a run that is not there, or one that was started with other flags."""
+    if not path.exists():
+        sys.exit(f"mrpc.py: --resume finds no run in {path.parent}: there is no {path.name}.")
+    saved, given = json.loads(path.read_text()), own_flags()
+    for name in sorted(given.keys() - {"resume", "overwrite", "output_dir", "data_dir"}):
+        if saved.get(name) != given[name]:
+            sys.exit(
+                f"mrpc.py: the run in {path.parent} was started with --{name}={saved.get(name)}. "
+                f"Received --{name}={given[name]}. Resume it with the flags it was started with."
+            )
+
+
+def remove_run(folder):
+    """Removes the files of a run, and nothing else that lies in the folder."""
+    for name in _RUN_FILES:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def load_splits(pb):
@@ -296,7 +337,8 @@ def report(record, scores, output_dir):
                 print(f"{name} {metric}: {value:.3f}{beside}")
     if FLAGS.demo:
         print("This was a demo on generated text: its figures say nothing about BERT or precision.")
-    print(f"\nWritten to {output_dir}: {', '.join(_RUN_FILES)}. To load the float32 model:")
+    written = ", ".join(sorted(path.name for path in output_dir.iterdir()))
+    print(f"\nWritten to {output_dir}: {written}. To load the float32 model:")
     print(
         "    import keras, precision_bert.bert\n"
         f"    model = keras.models.load_model({str(output_dir / 'model.keras')!r})\n"

@@ -22,6 +22,7 @@ from precision_bert.fine_tuning import (
 )
 from precision_bert.loss_scale import LossScaleRule
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
+from precision_bert.resuming import completed_epochs
 from precision_bert.schedules import PrecisionSchedule, Stage
 from precision_bert.scores import glue_scores
 from precision_bert.staged_history import StagedHistory, StageRecord
@@ -56,6 +57,7 @@ __all__ = [
     "__version__",
     "bert_classifier",
     "compile_classifier",
+    "completed_epochs",
     "compute_dtypes",
     "demo_pairs",
     "demo_vocabulary",

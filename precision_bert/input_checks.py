@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -15,7 +16,9 @@ _SPARSE_LOSSES = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentr
 def check_training_data(model: keras.Model, x: Any, y: Any, *, loss: Any) -> Any:
     """Refuses empty data, floating token ids and labels that the model has no output for.
 
-    Arrays are checked whole. Of a data set or a generator the first batch is read and checked.
+    Arrays are checked whole, of a generator or a `PyDataset` the first batch. A `tf.data.Dataset`
+    is not read, since reading it would move on its shuffling: its `element_spec` tells the types,
+    and its labels are checked batch by batch on the way to the model.
 
     Args:
         model: The model that will be trained.
@@ -24,31 +27,68 @@ def check_training_data(model: keras.Model, x: Any, y: Any, *, loss: Any) -> Any
         loss: The loss that the model is or will be compiled with.
 
     Returns:
-        What to give to `fit` as `x`: `x` itself, or for a generator a generator that begins with
-        the batch that was read.
+        What to give to `fit` as `x`: `x` itself; for a generator, one that begins with the batch
+        that was read; for a data set, one that gives the same and raises
+        `tf.errors.InvalidArgumentError` at a label without an output.
 
     Raises:
         ValueError: If there is no example, if token ids are floating point, or if a class label
             lies outside the model's outputs.
     """
-    replacement = x
     if isinstance(x, tf.data.Dataset):
-        batch = next(iter(x.take(1)), None)
-    elif isinstance(x, keras.utils.PyDataset):
-        batch = x[0] if x.num_batches != 0 else None
+        if x.cardinality() == 0:
+            _raise_empty(x)
+        batch_x, _, _ = keras.utils.unpack_x_y_sample_weight(x.element_spec)
+        _check_token_ids(model, batch_x)
+        return _with_checked_labels(x, _num_classes(model, loss))
+    replacement = x
+    if isinstance(x, keras.utils.PyDataset):
+        batch = _first_batch(x)
     elif isinstance(x, Iterator):
         batch = next(x, None)
         replacement = _resumed(batch, x)
     else:
-        batch = (x, y)
-        if _num_examples(x) == 0:
-            batch = None
+        batch = None if _num_examples(x) == 0 else (x, y)
     if batch is None:
-        raise ValueError(f"The training data is empty. Received: x of type {type(x).__name__}.")
+        _raise_empty(x)
     batch_x, batch_y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     _check_token_ids(model, batch_x)
-    _check_labels(model, batch_y, loss)
+    _check_labels(batch_y, _num_classes(model, loss))
     return replacement
+
+
+def _raise_empty(x: Any) -> NoReturn:
+    raise ValueError(f"The training data is empty. Received: x of type {type(x).__name__}.")
+
+
+def _first_batch(dataset: keras.utils.PyDataset) -> Any:
+    if dataset.num_batches == 0:
+        return None
+    # A data set that augments draws from NumPy's and Python's global generators: training must
+    # find them where it would without this check.
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        return dataset[0]
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def _with_checked_labels(dataset: tf.data.Dataset, num_classes: int | None) -> tf.data.Dataset:
+    if num_classes is None:
+        return dataset
+
+    def check(*element: Any) -> Any:
+        batch = element if len(element) > 1 else element[0]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if y is None:
+            return batch
+        inside = tf.reduce_all((y >= 0) & (y < tf.cast(num_classes, y.dtype)))
+        with tf.control_dependencies([tf.debugging.Assert(inside, [_label_rule(num_classes), y])]):
+            y = tf.identity(y)
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+
+    return dataset.map(check)
 
 
 def _resumed(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
@@ -115,21 +155,31 @@ def _embedded_inputs(model: keras.Model) -> set[str]:
     return embedded
 
 
-def _check_labels(model: keras.Model, y: Any, loss: Any) -> None:
+def _num_classes(model: keras.Model, loss: Any) -> int | None:
+    """Returns how many classes the labels may name; None where that cannot be told."""
     name = loss if isinstance(loss, str) else type(loss).__name__
     outputs = getattr(model, "outputs", None)
-    if name not in _SPARSE_LOSSES or y is None or not outputs or len(outputs) != 1:
+    if name not in _SPARSE_LOSSES or not outputs or len(outputs) != 1:
+        return None
+    return outputs[0].shape[-1]
+
+
+def _label_rule(num_classes: int) -> str:
+    return (
+        f"Labels must be whole numbers from 0 to {num_classes - 1}, because the model has "
+        f"{num_classes} outputs. (GLUE's test splits carry the label -1: they are not meant for "
+        "training.)"
+    )
+
+
+def _check_labels(y: Any, num_classes: int | None) -> None:
+    if num_classes is None or y is None:
         return
-    num_classes = outputs[0].shape[-1]
     labels = np.asarray(keras.ops.convert_to_numpy(y))
-    if num_classes is None or labels.size == 0:
-        return
     bad = labels[(labels < 0) | (labels >= num_classes) | (labels != np.floor(labels))]
     if bad.size:
         raise ValueError(
-            f"Labels must be whole numbers from 0 to {num_classes - 1}, because the model has "
-            f"{num_classes} outputs. Received {bad.size} others, among them {bad.flat[0]}. (GLUE's "
-            "test splits carry the label -1: they are not meant for training.)"
+            f"{_label_rule(num_classes)} Received {bad.size} others, among them {bad.flat[0]}."
         )
 
 

@@ -49,12 +49,15 @@ class StageSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return {"learning_rate": rate, "start_step": self.start_step}
 
 
-def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: Any) -> bool:
+def set_learning_rate(
+    optimizer: keras.optimizers.Optimizer, learning_rate: Any, start_step: int | None = None
+) -> bool:
     """Gives `optimizer` a new learning rate from its next step on.
 
     Args:
         optimizer: Any Keras optimizer, with a loss scale or without.
-        learning_rate: A float, or a `LearningRateSchedule` that counts from this moment.
+        learning_rate: A float, or a `LearningRateSchedule` that counts from `start_step`.
+        start_step: In applied steps of the optimizer; `None` is now.
 
     Returns:
         Whether compiled train functions must be renewed: a schedule is part of the traced graph, a
@@ -68,6 +71,16 @@ def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: Any)
         except TypeError:
             # It has a schedule, which Keras lets no number replace: a constant schedule it is.
             pass
-    start_step = int(ops.convert_to_numpy(ops.convert_to_tensor(inner.iterations)))
+    if start_step is None:
+        start_step = applied_steps(optimizer)
     inner.learning_rate = StageSchedule(learning_rate, start_step)
     return True
+
+
+def applied_steps(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns how many updates `optimizer` has applied: what a learning-rate schedule counts in.
+
+    Args:
+        optimizer: Any Keras optimizer, with a loss scale or without.
+    """
+    return int(ops.convert_to_numpy(ops.convert_to_tensor(unwrapped(optimizer).iterations)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -204,10 +204,7 @@ def unwrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
     inner = optimizer.inner_optimizer
     config = optimizer.get_config()
     del config["inner_optimizer"]
-    values = {}
-    if optimizer.built:
-        values = {v.name: _value(v) for v in optimizer._variables}
-    _parked[inner] = _Parked(type(optimizer), config, values)
+    _parked[inner] = _Parked(type(optimizer), config, loss_scale_values(optimizer))
     inner.loss_scale_factor = _loss_scale_factors.pop(inner, None)
     return inner
 
@@ -253,3 +250,39 @@ def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
         optimizer: Any Keras optimizer.
     """
     return optimizer.inner_optimizer if scales_loss(optimizer) else optimizer
+
+
+def loss_scale_values(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Returns the loss scale, its streak and its counts by name, in use or put aside.
+
+    Args:
+        optimizer: Any Keras optimizer.
+
+    Returns:
+        The values of the loss-scale optimizer's own variables; empty if there is none, or if it has
+        not trained yet.
+    """
+    if scales_loss(optimizer):
+        return {v.name: _value(v) for v in optimizer._variables} if optimizer.built else {}
+    parked = _parked.get(optimizer)
+    return dict(parked.values) if parked is not None else {}
+
+
+def set_loss_scale_values(optimizer: keras.optimizers.Optimizer, values: dict[str, Any]) -> None:
+    """Gives back what `loss_scale_values` returned.
+
+    Args:
+        optimizer: A built Keras optimizer. Where it does not scale the loss, the values are put
+            aside, and `wrap_optimizer` goes on with them.
+        values: By name; if empty, nothing changes.
+    """
+    if not values:
+        return
+    if scales_loss(optimizer):
+        for variable in optimizer._variables:
+            variable.assign(values[variable.name])
+        return
+    # A scale that was put aside by another process: one with its own settings was compiled with
+    # them and is parked here too, so what is missing is one that was made with the defaults.
+    parked = _parked.get(optimizer) or _Parked(DynamicLossScaleOptimizer, {}, {})
+    _parked[optimizer] = replace(parked, values=dict(values))

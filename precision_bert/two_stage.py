@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from precision_bert.callbacks.loss_scale_monitor import LossScaleMonitor
+from precision_bert.callbacks.stage_entrance import StageEntrance
 from precision_bert.callbacks.stage_recorder import StageRecorder
-from precision_bert.input_checks import check_training_data
-from precision_bert.learning_rate import set_learning_rate
+from precision_bert.fit_arguments import (
+    can_be_shuffled,
+    check_compiled,
+    check_fit_arguments,
+    checked_data,
+    fit_runs,
+)
 from precision_bert.policies import PolicyName, check_policy
+from precision_bert.resuming import TrainingCheckpoints
 from precision_bert.schedules import PrecisionSchedule, Stage, check_count
 from precision_bert.staged_history import StagedHistory
-from precision_bert.switching import precision_scope, renew_functions, switch_precision
+from precision_bert.switching import precision_scope
 
 
 def two_stage_fit(
@@ -35,6 +41,8 @@ def two_stage_fit(
     optimizer: Any = None,
     loss: Any = None,
     metrics: Any = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     **fit_arguments: Any,
 ) -> StagedHistory:
     r"""Trains a model in one precision and finishes it in another.
@@ -62,6 +70,9 @@ def two_stage_fit(
         optimizer: For a model that is not compiled: what `compile` takes.
         loss: For a model that is not compiled: what `compile` takes.
         metrics: For a model that is not compiled: what `compile` takes.
+        checkpoint_dir: Folder to save the training to after each epoch; the last two are kept.
+        resume: Whether to go on after the last epoch that `checkpoint_dir` holds; with none there,
+            the training begins. The model must be built and compiled as it was at the start.
         **fit_arguments: Other arguments of `model.fit`: `batch_size`, `verbose`, `class_weight`, …
 
     Returns:
@@ -111,6 +122,8 @@ def two_stage_fit(
         optimizer=optimizer,
         loss=loss,
         metrics=metrics,
+        checkpoint_dir=checkpoint_dir,
+        resume=resume,
         **fit_arguments,
     )
 
@@ -126,6 +139,8 @@ def staged_fit(
     optimizer: Any = None,
     loss: Any = None,
     metrics: Any = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     **fit_arguments: Any,
 ) -> StagedHistory:
     """Trains a model through any number of precision stages.
@@ -141,6 +156,9 @@ def staged_fit(
         optimizer: For a model that is not compiled: what `compile` takes.
         loss: For a model that is not compiled: what `compile` takes.
         metrics: For a model that is not compiled: what `compile` takes.
+        checkpoint_dir: Folder to save the training to after each epoch; the last two are kept.
+        resume: Whether to go on after the last epoch that `checkpoint_dir` holds; with none there,
+            the training begins. The model must be built and compiled as it was at the start.
         **fit_arguments: Other arguments of `model.fit`; they hold for every stage.
 
     Returns:
@@ -165,30 +183,50 @@ def staged_fit(
     A callback that stops the training stops all of it: later stages do not run. Keras' global
     policy is set for each stage and restored at the end, also when training fails; the model stays
     in the policy of the stage that ran last.
+
+    A resumed training has the weights, optimizer state, loss scale, dropout seeds, learning rate,
+    history and stage records of the one that was interrupted. It goes on bit for bit where the data
+    does: give a data set that begins at the right epoch (`completed_epochs` tells which). The order
+    in which Keras shuffles arrays starts anew, and so does what callbacks keep to themselves.
     """
     schedule = stages if isinstance(stages, PrecisionSchedule) else PrecisionSchedule(stages)
-    _check_fit_arguments(fit_arguments)
-    _check_compiled(model, optimizer, loss)
-    runs = _runs(schedule, x, y, fit_arguments.get("sample_weight"))
-    runs = [(first, last, _checked(model, loss, data)) for first, last, data in runs]
+    check_fit_arguments(fit_arguments)
+    check_compiled(model, optimizer, loss)
+    loss_function = model.loss if loss is None else loss
+    runs = [
+        (first, end, checked_data(model, loss_function, data))
+        for first, end, data in fit_runs(schedule, x, y, fit_arguments.pop("sample_weight", None))
+    ]
     if not model.compiled:
         model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
+    shuffle = fit_arguments.pop("shuffle", None)
+    verbose = fit_arguments.get("verbose", "auto") != 0
 
-    entrance = _StageEntrance(schedule, verbose=fit_arguments.get("verbose", "auto") != 0)
+    entrance = StageEntrance(schedule, verbose=verbose)
     recorder = StageRecorder(schedule)
     all_callbacks = [entrance, recorder, LossScaleMonitor(), *(callbacks or ())]
     history: dict[str, list[Any]] = {}
     epochs_run: list[int] = []
-    shuffle = fit_arguments.pop("shuffle", None)
-    fit_arguments.pop("sample_weight", None)
     with precision_scope(schedule.stage_at(0).policy):
+        if checkpoint_dir is not None:
+            checkpoints = TrainingCheckpoints(model, schedule, entrance, recorder, checkpoint_dir)
+            history = checkpoints.begin(resume=resume)
+            epochs_run = list(range(checkpoints.epochs_done))
+            all_callbacks.append(checkpoints.saver(history))
+            if verbose and epochs_run:
+                print(f"Resuming after epoch {len(epochs_run)}/{schedule.epochs}.")
+            if checkpoints.stopped:
+                runs = []
         for first_epoch, end_epoch, (run_x, run_y, run_weight) in runs:
+            if end_epoch <= len(epochs_run):
+                continue
+            first_epoch = max(first_epoch, len(epochs_run))
             entrance.enter(model, first_epoch)
             part = model.fit(
                 run_x,
                 run_y,
                 sample_weight=run_weight,
-                shuffle=_can_be_shuffled(run_x) if shuffle is None else shuffle,
+                shuffle=can_be_shuffled(run_x) if shuffle is None else shuffle,
                 initial_epoch=first_epoch,
                 epochs=end_epoch,
                 validation_data=validation_data,
@@ -204,118 +242,3 @@ def staged_fit(
     return StagedHistory(
         history, epochs_run, recorder.stages, stopped_early=len(epochs_run) < schedule.epochs
     )
-
-
-class _StageEntrance(keras.callbacks.Callback):
-    """Enters each stage at its first epoch: policy, learning rate, Keras' global policy."""
-
-    def __init__(self, schedule: PrecisionSchedule, *, verbose: bool) -> None:
-        super().__init__()
-        self._schedule = schedule
-        self._verbose = verbose
-        self._entered: int | None = None
-
-    def enter(self, model: keras.Model, epoch: int) -> None:
-        """Puts `model` into the stage that `epoch` belongs to, if it is not in it yet.
-
-        Called before `fit` too, so that nothing is traced in a precision that is not used.
-        """
-        index = self._schedule.index_at(epoch)
-        if index == self._entered:
-            return
-        self._entered = index
-        stage = self._schedule.stages[index]
-        keras.config.set_dtype_policy(stage.policy)
-        report = switch_precision(model, stage.policy)
-        if stage.learning_rate is not None and set_learning_rate(
-            model.optimizer, stage.learning_rate
-        ):
-            renew_functions(model)
-        if self._verbose:
-            print(f"Stage {index} from epoch {epoch + 1}/{self._schedule.epochs}: {report}")
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Enters the epoch's stage inside a running `fit`."""
-        self.enter(self.model, epoch)
-
-
-# What `staged_fit` sets itself.
-_OWN_FIT_ARGUMENTS = ("self", "x", "y", "epochs", "initial_epoch", "callbacks", "validation_data")
-
-
-def _check_fit_arguments(fit_arguments: dict[str, Any]) -> None:
-    allowed = [
-        n for n in inspect.signature(keras.Model.fit).parameters if n not in _OWN_FIT_ARGUMENTS
-    ]
-    for name in fit_arguments:
-        if name in allowed:
-            continue
-        if name in _OWN_FIT_ARGUMENTS:
-            raise TypeError(f"{name} is set by the stages and cannot be given. Received: {name}.")
-        raise TypeError(
-            f"Unknown argument {name}. Besides its own arguments this function takes those of "
-            f"model.fit: {', '.join(allowed)}."
-        )
-
-
-def _check_compiled(model: keras.Model, optimizer: Any, loss: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-        )
-    if model.compiled:
-        if optimizer is not None or loss is not None:
-            raise ValueError(
-                "The model is compiled already, so optimizer and loss cannot be given: they would "
-                "silently replace its own. Drop the arguments, or compile the model yourself."
-            )
-        if model.optimizer is None:
-            raise ValueError("The model was compiled without an optimizer; compile it with one.")
-    elif optimizer is None or loss is None:
-        raise ValueError(
-            "The model is not compiled: give optimizer= and loss= (and metrics=), or call "
-            f"model.compile first. Received: optimizer={optimizer!r}, loss={loss!r}."
-        )
-
-
-def _runs(
-    schedule: PrecisionSchedule, x: Any, y: Any, sample_weight: Any
-) -> list[tuple[int, int, tuple[Any, Any, Any]]]:
-    """Groups the stages into calls of `fit`: a new one begins where a stage brings its own data.
-
-    Stages on the same data share one call, so that shuffling, early stopping and every other
-    callback see what they would see in a plain fit.
-    """
-    runs: list[tuple[int, int, tuple[Any, Any, Any]]] = []
-    previous: Any = object()
-    for stage, first, end in zip(
-        schedule.stages, schedule.boundaries, schedule.boundaries[1:], strict=False
-    ):
-        if stage.epochs == 0:
-            continue
-        if stage.data is None and x is None:
-            raise ValueError(
-                f"Stage {schedule.stages.index(stage)} has no data: give x, or the stage's data."
-            )
-        if runs and stage.data is previous:
-            runs[-1] = (runs[-1][0], end, runs[-1][2])
-            continue
-        previous = stage.data
-        if stage.data is None:
-            runs.append((first, end, (x, y, sample_weight)))
-        else:
-            runs.append((first, end, keras.utils.unpack_x_y_sample_weight(stage.data)))
-    return runs
-
-
-def _can_be_shuffled(x: Any) -> bool:
-    # fit's default, except where Keras would warn at every call that it cannot obey it.
-    if isinstance(x, keras.utils.PyDataset):
-        return x.num_batches is not None
-    return not isinstance(x, (tf.data.Dataset, Iterator))
-
-
-def _checked(model: keras.Model, loss: Any, data: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    x, y, sample_weight = data
-    x = check_training_data(model, x, y, loss=loss if loss is not None else model.loss)
-    return x, y, sample_weight

@@ -116,8 +116,35 @@ def test_a_folder_that_holds_another_run_is_refused_and_left_alone(demo):
     done = run("--demo", f"--output_dir={folder}")
     assert done.returncode != 0
     assert "holds another run (flags.json, metrics.json" in done.stderr
-    assert "--overwrite" in done.stderr
+    assert "--resume" in done.stderr and "--overwrite" in done.stderr
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_a_finished_run_resumed_with_other_flags_is_refused(demo):
+    folder, _ = demo
+    done = run("--demo", "--epochs=3", "--resume", f"--output_dir={folder}")
+    assert done.returncode != 0
+    assert "was started with --epochs=2. Received --epochs=3" in done.stderr
+
+
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_predictions(demo, tmp_path):
+    folder, _ = demo
+    flags = ["--demo", "--epochs=2", "--switch_epoch=1", "--max_examples=512"]
+    command = [sys.executable, "-u", str(SCRIPT), *flags, f"--output_dir={tmp_path}"]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("Epoch 2/2"):
+                process.kill()
+                break
+    assert not (tmp_path / "metrics.json").exists()
+    done = run(*flags, "--resume", f"--output_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "Resuming after epoch 1/2." in done.stdout
+    resumed, whole = (path / "predictions.csv" for path in (tmp_path, folder))
+    assert resumed.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +159,8 @@ def test_a_folder_that_holds_another_run_is_refused_and_left_alone(demo):
         (["--hold_out=1.0"], "above 0 and below 1"),
         (["--hold_out=0.1", "--demo"], "neither with --demo"),
         (["--gold_test_file=x", "--task=rte"], "goes with --task=mrpc only"),
+        (["--overwrite", "--resume"], "exclude each other"),
+        (["--resume", "--demo"], "--resume finds no run in"),
         (["surplus"], "unexpected arguments: ['surplus']"),
     ],
 )

@@ -97,15 +97,65 @@ def test_whole_numbers_are_taken(form, dtype):
     assert fit(id_model(), form({"token_ids": IDS.astype(dtype)}, LABELS)).epoch == [0, 1]
 
 
-@pytest.mark.parametrize("form", FORMS)
+RULE = "from 0 to 2, because the model has 3 outputs"
+
+
+@pytest.mark.parametrize("form", [as_arrays, as_pydataset, as_generator])
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_a_label_without_an_output_is_refused(form, bad):
     labels = LABELS.copy()
     labels[2] = bad
-    with pytest.raises(
-        ValueError, match=f"from 0 to 2, because the model has 3 outputs.*among them {bad}"
-    ):
+    with pytest.raises(ValueError, match=f"{RULE}.*Received 1 others, among them {bad}"):
         fit(id_model(), form({"token_ids": IDS}, labels))
+
+
+@pytest.mark.parametrize("position", [0, 7])
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_a_dataset_is_stopped_at_the_batch_that_holds_one(position, bad):
+    labels = LABELS.copy()
+    labels[position] = bad
+    steps = []
+
+    class Spy(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append(batch)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=RULE):
+        fit(id_model(), as_dataset({"token_ids": IDS}, labels), callbacks=[Spy()])
+    assert len(steps) <= position // 4
+
+
+@pytest.mark.parametrize("shuffled_by", ["dataset", "numpy", "arrays"])
+def test_the_checks_do_not_move_on_any_shuffling(shuffled_by):
+    ids = IDS + np.arange(8)[:, None].astype("int32")
+
+    class Augmented(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            chosen = np.random.randint(0, 8, 4)
+            return {"token_ids": ids[chosen]}, LABELS[chosen]
+
+    def data():
+        if shuffled_by == "numpy":
+            return Augmented(), None
+        if shuffled_by == "arrays":
+            return {"token_ids": ids}, LABELS
+        whole = tf.data.Dataset.from_tensor_slices(({"token_ids": ids}, LABELS))
+        return whole.shuffle(8, seed=5, reshuffle_each_iteration=True).batch(4), None
+
+    def trained(train):
+        keras.utils.set_random_seed(0)
+        model = id_model()
+        train(model, *data())
+        return [np.array(w).tobytes() for w in model.weights]
+
+    same = {"epochs": 3, "verbose": 0, "batch_size": None if shuffled_by != "arrays" else 4}
+    shuffle = shuffled_by != "dataset"
+    plain = trained(lambda m, x, y: m.fit(x, y, shuffle=shuffle, **same))
+    staged = trained(lambda m, x, y: two_stage_fit(m, x, y, switch_epoch=1, low="float32", **same))
+    assert plain == staged
 
 
 def test_in_arrays_the_last_label_is_checked_too():
@@ -115,7 +165,7 @@ def test_in_arrays_the_last_label_is_checked_too():
 
 
 def test_a_label_that_is_no_whole_number_is_refused():
-    with pytest.raises(ValueError, match=r"among them 0.5"):
+    with pytest.raises(ValueError, match=r"among them 0\.5"):
         fit(id_model(), ({"token_ids": IDS}, LABELS + 0.5))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -89,6 +89,17 @@ class StageRecorder(keras.callbacks.Callback):
             logs["epoch_seconds"] = now - self._begin
         if epoch + 1 == self._schedule.boundaries[self._stage.index + 1]:
             self.close()  # now: the next stage's switch takes the loss scale off the optimizer
+
+    def progress(self) -> dict[str, Any]:
+        """Returns what has been measured so far, ready for JSON; see `go_on`."""
+        running = None if self._running is None else asdict(self._running)
+        return {"closed": [asdict(record) for record in self._closed], "running": running}
+
+    def go_on(self, progress: dict[str, Any]) -> None:
+        """Goes on with what another recorder's `progress` returned."""
+        self._closed = [StageRecord(**record) for record in progress["closed"]]
+        if progress["running"] is not None:
+            self._running = _Running(**progress["running"])
 
     def close(self) -> None:
         """Ends the record of the stage that is running, if one is."""

@@ -1,4 +1,4 @@
-"""The built-in demo: generated sentence pairs that a tiny BERT learns from scratch in a minute."""
+"""The built-in demo: generated sentence pairs that a tiny BERT learns from scratch in minutes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PARAPHRASE_SHARE = 0.65
 _FLIPPED_SHARE = 0.04
 # The second word group of a table is rare in what is stated, so that meeting it in a pair speaks
 # for a change. A tiny transformer finds that cue in some hundred steps and refines it into a
-# comparison afterwards; with both groups equally frequent there is no cue, and from a random
-# start it did not get over the majority class in 750 steps.
+# comparison afterwards. With both groups equally frequent there is no cue, and in a trial it had
+# not begun to compare the sentences after 750 steps from a random start.
 _DENIED_SHARE = 0.05
 _FALL_SHARE = 0.08
 _BELOW_SHARE = 0.08
@@ -65,7 +65,7 @@ def demo_pairs(
 ) -> dict[str, TextExamples]:
     r"""Generates the demo: labelled sentence pairs in the form of MRPC, without any download.
 
-    Use it to see a training run through, from text to a verdict, in a minute on a CPU: in examples,
+    Use it to see a training run through, from text to a verdict, in minutes on a CPU: in examples,
     tests and a first look. **It is a demo and no benchmark: a figure measured on it says nothing
     about BERT, and nothing about a precision policy on real text.**
 
@@ -75,6 +75,7 @@ def demo_pairs(
     fallen (35 %), over or under (25 %), or the branch of business (10 %). The first three leave a
     cue in the words, since "denied", "fell" and "under" are rare in first sentences; only
     comparing the two sentences finds the last one, and these pairs stay hard for a tiny model.
+    Answering 0 wherever a rare word stands scores 82 %, answering 0 where their number is odd 92 %.
 
     Args:
         num_train: Number of training pairs, 1 to 100000. With 6000, four epochs in batches of 32
@@ -103,6 +104,11 @@ def demo_pairs(
     About 64 % of the labels are 1, the accuracy of a constant answer. 4 % of the labels, drawn at
     random in both splits, are flipped on purpose: nobody can score above about 96 % except by
     chance, so two arms of a comparison have room to differ.
+
+    A setting that learns it from random weights, in float32 as in mixed_float16: BERT with 2
+    layers, 2 heads, width 64 (256 inside) and dropout 0.1; batches of 32, four epochs; AdamW at
+    5e-4 with 10 % warmup, linear decay and gradients clipped to norm 1. It stays on the constant
+    answer for about an epoch first, so shorter trainings and rates above 1e-3 may not get off it.
     """
     for name, count in (("num_train", num_train), ("num_validation", num_validation)):
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
