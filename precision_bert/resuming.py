@@ -112,6 +112,7 @@ class TrainingCheckpoints:
             model.optimizer.build(model.trainable_variables)
         check_plan(state.plan, self._plan(), self._folder.folder)
         restore(model, state.arrays)
+        self._recorder.set_model(model)
         self._recorder.go_on(progress["records"])
         self.epochs_done = state.epoch
         self.stopped = progress["stopped"]

@@ -155,7 +155,8 @@ _DAMAGES = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.er
 
 
 def _read(path: Path) -> TrainingState:
-    with np.load(path, allow_pickle=False) as stored:
+    # Opened here, because NumPy leaves a file open that turns out to be none of its own.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         about = json.loads(str(stored["about"]))
         if about["format"] != FORMAT:
             raise ValueError(f"format {about['format']}, this version reads {FORMAT}")

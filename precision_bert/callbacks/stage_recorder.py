@@ -29,6 +29,8 @@ class _Running:
     first_step_seconds: float | None = None
     validation_seconds: float = 0.0
     examples_after_first: float = 0.0
+    peak_memory_bytes: int = 0
+    memory_source: str = ""
 
 
 class StageRecorder(keras.callbacks.Callback):
@@ -85,6 +87,9 @@ class StageRecorder(keras.callbacks.Callback):
         now = time.perf_counter()
         self._stage.epochs += 1
         self._stage.validation_seconds += now - self._training_end
+        memory = peak_memory()
+        self._stage.peak_memory_bytes = max(self._stage.peak_memory_bytes, memory.bytes)
+        self._stage.memory_source = memory.source
         if logs is not None:
             logs["epoch_seconds"] = now - self._begin
         if epoch + 1 == self._schedule.boundaries[self._stage.index + 1]:
@@ -121,7 +126,6 @@ class StageRecorder(keras.callbacks.Callback):
             )
         first = running.first_step_seconds or 0.0
         rest = running.seconds - first
-        memory = peak_memory()
         self._closed.append(
             StageRecord(
                 policy=policy,
@@ -136,8 +140,8 @@ class StageRecorder(keras.callbacks.Callback):
                 if running.examples_after_first and rest > 0
                 else None,
                 validation_seconds=running.validation_seconds,
-                peak_memory_bytes=memory.bytes,
-                memory_source=memory.source,
+                peak_memory_bytes=running.peak_memory_bytes,
+                memory_source=running.memory_source,
             )
         )
 
