@@ -62,6 +62,20 @@ def test_validation_after_the_switch_runs_in_the_new_precision(xy):
     assert history.history["val_loss"][0] != history.history["val_loss"][1]
 
 
+def test_a_switch_compiles_nothing_which_would_end_the_fit(xy, monkeypatch):
+    model = dense_model(optimizer="sgd", loss="mse", metrics=["mae"])
+    metrics = [id(metric) for metric in model.metrics]
+
+    def fail(*_, **__):
+        raise AssertionError("the switch compiled the model")
+
+    monkeypatch.setattr(model, "compile", fail)
+    switch = PrecisionSwitch("mixed_float16", at_epoch=1)
+    history = model.fit(*xy, epochs=3, verbose=0, callbacks=[switch])
+    assert len(history.history["mae"]) == 3
+    assert [id(metric) for metric in model.metrics] == metrics
+
+
 def test_several_switches_in_one_fit(xy):
     model = dense_model(optimizer="sgd", loss="mse")
     spy = Spy()
