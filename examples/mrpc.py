@@ -106,6 +106,12 @@ flags.register_multi_flags_validator(
     message="--overwrite and --resume exclude each other",
 )
 flags.register_validator(
+    "learning_rate", lambda rate: rate is None or rate > 0, message="--learning_rate must exceed 0"
+)
+flags.register_validator(
+    "warmup", lambda share: share < 1, message="--warmup is a share of the steps, below 1"
+)
+flags.register_validator(
     "hold_out",
     lambda share: share is None or 0 < share < 1,
     message="--hold_out is a share of the training split, above 0 and below 1",
@@ -202,6 +208,8 @@ def check_output_dir(folder):
     present = [name for name in _RUN_FILES if (folder / name).exists()]
     if FLAGS.resume:
         check_same_flags(folder / "flags.json")
+        if "metrics.json" in present:
+            sys.exit(f"mrpc.py: the run in {folder} is complete; there is nothing to resume.")
     elif present and not FLAGS.overwrite:
         sys.exit(
             f"mrpc.py: --output_dir={folder} holds another run ({', '.join(present)}). Give "

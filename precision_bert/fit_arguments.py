@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,10 @@ import tensorflow as tf
 
 from precision_bert.input_checks import check_training_data
 from precision_bert.schedules import PrecisionSchedule
+from precision_bert.switching import check_model
+
+# First epoch, epoch after the last, and (x, y, sample_weight) of one call of fit.
+FitRun = tuple[int, int, tuple[Any, Any, Any]]
 
 # What `staged_fit` sets itself.
 _OWN_FIT_ARGUMENTS = ("self", "x", "y", "epochs", "initial_epoch", "callbacks", "validation_data")
@@ -36,22 +40,34 @@ def check_fit_arguments(fit_arguments: dict[str, Any]) -> None:
         )
 
 
-def check_compiled(model: keras.Model, optimizer: Any, loss: Any) -> None:
+def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Refuses callbacks that cannot work over a switch.
+
+    Raises:
+        ValueError: With what to use instead.
+    """
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
+        raise ValueError(
+            "BackupAndRestore loses the optimizer's state where it restores in another precision "
+            "than it saved in, and skips later stages. Give checkpoint_dir= and resume=True "
+            "instead."
+        )
+
+
+def check_compiled(model: keras.Model, optimizer: Any, loss: Any, metrics: Any) -> None:
     """Refuses a model that cannot be trained, or one that is to be compiled twice.
 
     Raises:
         TypeError: If it is no model.
         ValueError: If optimizer and loss are missing, or given for a model that has its own.
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-        )
+    check_model(model)
     if model.compiled:
-        if optimizer is not None or loss is not None:
+        if any(given is not None for given in (optimizer, loss, metrics)):
             raise ValueError(
-                "The model is compiled already, so optimizer and loss cannot be given: they would "
-                "silently replace its own. Drop the arguments, or compile the model yourself."
+                "The model is compiled already, so optimizer, loss and metrics cannot be given: "
+                "they would silently replace its own. Drop the arguments, or compile the model "
+                "yourself."
             )
         if model.optimizer is None:
             raise ValueError("The model was compiled without an optimizer; compile it with one.")
@@ -62,15 +78,13 @@ def check_compiled(model: keras.Model, optimizer: Any, loss: Any) -> None:
         )
 
 
-def fit_runs(
-    schedule: PrecisionSchedule, x: Any, y: Any, sample_weight: Any
-) -> list[tuple[int, int, tuple[Any, Any, Any]]]:
+def fit_runs(schedule: PrecisionSchedule, x: Any, y: Any, sample_weight: Any) -> list[FitRun]:
     """Groups the stages into calls of `fit`: a new one begins where a stage brings its own data.
 
     Stages on the same data share one call, so that shuffling, early stopping and every other
     callback see what they would see in a plain fit.
     """
-    runs: list[tuple[int, int, tuple[Any, Any, Any]]] = []
+    runs: list[FitRun] = []
     previous: Any = object()
     for stage, first, end in zip(
         schedule.stages, schedule.boundaries, schedule.boundaries[1:], strict=False
@@ -100,7 +114,28 @@ def can_be_shuffled(x: Any) -> bool:
     return not isinstance(x, (tf.data.Dataset, Iterator))
 
 
-def checked_data(model: keras.Model, loss: Any, data: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Returns `(x, y, sample_weight)` to give to `fit`, checked by `check_training_data`."""
-    x, y, sample_weight = data
-    return check_training_data(model, x, y, loss=loss), y, sample_weight
+def check_data(
+    model: keras.Model, loss: Any, runs: list[FitRun], *, is_split: bool
+) -> list[FitRun]:
+    """Returns the runs with the data to give to `fit`, checked by `check_training_data`.
+
+    Args:
+        model: The model.
+        loss: Its loss.
+        runs: What `fit_runs` returned.
+        is_split: Whether a part of the data is to be split off for validation.
+
+    Raises:
+        ValueError: If the data cannot be trained on, or not be split.
+    """
+    # Each data once: of a generator that serves two runs, a batch is read ahead.
+    checked: dict[int, Any] = {}
+    for _, _, (x, y, _) in runs:
+        if is_split and isinstance(x, (tf.data.Dataset, keras.utils.PyDataset, Iterator)):
+            raise ValueError(
+                "validation_split splits arrays only; give validation_data instead. Received: x of "
+                f"type {type(x).__name__}."
+            )
+        if id(x) not in checked:
+            checked[id(x)] = check_training_data(model, x, y, loss=loss)
+    return [(first, end, (checked[id(x)], y, w)) for first, end, (x, y, w) in runs]

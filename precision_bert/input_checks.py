@@ -40,7 +40,7 @@ def check_training_data(model: keras.Model, x: Any, y: Any, *, loss: Any) -> Any
             _raise_empty(x)
         batch_x, _, _ = keras.utils.unpack_x_y_sample_weight(x.element_spec)
         _check_token_ids(model, batch_x)
-        return _with_checked_labels(x, _num_classes(model, loss))
+        return _with_checked_labels(x, _num_classes(model, loss), _ignored(loss))
     replacement = x
     if isinstance(x, keras.utils.PyDataset):
         batch = _first_batch(x)
@@ -53,7 +53,7 @@ def check_training_data(model: keras.Model, x: Any, y: Any, *, loss: Any) -> Any
         _raise_empty(x)
     batch_x, batch_y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     _check_token_ids(model, batch_x)
-    _check_labels(batch_y, _num_classes(model, loss))
+    _check_labels(batch_y, _num_classes(model, loss), _ignored(loss))
     return replacement
 
 
@@ -74,18 +74,28 @@ def _first_batch(dataset: keras.utils.PyDataset) -> Any:
         random.setstate(python_state)
 
 
-def _with_checked_labels(dataset: tf.data.Dataset, num_classes: int | None) -> tf.data.Dataset:
+def _with_checked_labels(
+    dataset: tf.data.Dataset, num_classes: int | None, ignored: int | None
+) -> tf.data.Dataset:
     if num_classes is None:
         return dataset
 
     def check(*element: Any) -> Any:
         batch = element if len(element) > 1 else element[0]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        if y is None:
+        leaves = keras.tree.flatten(y)
+        if len(leaves) != 1 or leaves[0] is None:
             return batch
-        inside = tf.reduce_all((y >= 0) & (y < tf.cast(num_classes, y.dtype)))
-        with tf.control_dependencies([tf.debugging.Assert(inside, [_label_rule(num_classes), y])]):
-            y = tf.identity(y)
+        # Wide enough for num_classes, whatever the labels are stored in.
+        labels = tf.cast(leaves[0], "float64" if leaves[0].dtype.is_floating else "int64")
+        inside = (labels >= 0) & (labels < num_classes)
+        if labels.dtype.is_floating:
+            inside &= labels == tf.floor(labels)
+        if ignored is not None:
+            inside |= labels == ignored
+        rule = tf.debugging.Assert(tf.reduce_all(inside), [_label_rule(num_classes), labels])
+        with tf.control_dependencies([rule]):
+            y = keras.tree.map_structure(tf.identity, y)
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
 
     return dataset.map(check)
@@ -114,9 +124,9 @@ def _check_token_ids(model: keras.Model, x: Any) -> None:
         if not np.issubdtype(_numpy_dtype(value), np.floating):
             continue
         raise ValueError(
-            f"Input {name!r} is looked up in an embedding, so it must hold int32 ids. Received "
-            f"dtype {_numpy_dtype(value)}: in half precision ids above 2048 are rounded (2049 "
-            "becomes 2048). Cast it to int32 in the data pipeline."
+            f"Input {name!r} is looked up in an embedding or declared as whole numbers, so it must "
+            f"hold int32. Received dtype {_numpy_dtype(value)}: in half precision ids above 2048 "
+            "are rounded (2049 becomes 2048). Cast it to int32 in the data pipeline."
         )
 
 
@@ -161,7 +171,14 @@ def _num_classes(model: keras.Model, loss: Any) -> int | None:
     outputs = getattr(model, "outputs", None)
     if name not in _SPARSE_LOSSES or not outputs or len(outputs) != 1:
         return None
+    if getattr(loss, "axis", -1) != -1:
+        return None
     return outputs[0].shape[-1]
+
+
+def _ignored(loss: Any) -> int | None:
+    """Returns the label that the loss leaves out, as in token classification."""
+    return getattr(loss, "ignore_class", None)
 
 
 def _label_rule(num_classes: int) -> str:
@@ -172,11 +189,15 @@ def _label_rule(num_classes: int) -> str:
     )
 
 
-def _check_labels(y: Any, num_classes: int | None) -> None:
-    if num_classes is None or y is None:
+def _check_labels(y: Any, num_classes: int | None, ignored: int | None) -> None:
+    leaves = keras.tree.flatten(y)
+    if num_classes is None or len(leaves) != 1 or leaves[0] is None:
         return
-    labels = np.asarray(keras.ops.convert_to_numpy(y))
-    bad = labels[(labels < 0) | (labels >= num_classes) | (labels != np.floor(labels))]
+    labels = np.asarray(keras.ops.convert_to_numpy(leaves[0]))
+    outside = (labels < 0) | (labels >= num_classes) | (labels != np.floor(labels))
+    if ignored is not None:
+        outside &= labels != ignored
+    bad = labels[outside]
     if bad.size:
         raise ValueError(
             f"{_label_rule(num_classes)} Received {bad.size} others, among them {bad.flat[0]}."

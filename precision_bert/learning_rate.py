@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from precision_bert.loss_scale_optimizer import unwrapped
+from precision_bert.loss_scale_optimizer import unwrapped, variable_value
 
 
 @keras.saving.register_keras_serializable(package="precision_bert")
@@ -83,4 +83,4 @@ def applied_steps(optimizer: keras.optimizers.Optimizer) -> int:
     Args:
         optimizer: Any Keras optimizer, with a loss scale or without.
     """
-    return int(ops.convert_to_numpy(ops.convert_to_tensor(unwrapped(optimizer).iterations)))
+    return int(variable_value(unwrapped(optimizer).iterations))

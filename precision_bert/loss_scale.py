@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,12 @@ class LossScaleRule:
     def __post_init__(self) -> None:
         for name in ("initial_scale", "min_scale", "max_scale"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{name} must be a float. Received: {name}={value!r}.")
-            if not (math.isfinite(value) and value > 0):
+            if not (math.isfinite(value) and float(value) > 0):
                 raise ValueError(f"{name} must be finite and positive. Received: {name}={value}.")
         steps = self.dynamic_growth_steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
             raise ValueError(
                 "dynamic_growth_steps must be an int of at least 1. "
                 f"Received: dynamic_growth_steps={steps!r}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,6 +69,28 @@ class DynamicLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         rule = LossScaleRule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
         self.rule = rule
+        self._has_scaled_a_loss = False
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns `loss` times the current scale; a train step must take its gradients from it."""
+        self._has_scaled_a_loss = True
+        return super().scale_loss(loss)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Applies the gradients, unscaled, or skips the step; see `keras.optimizers.Optimizer`.
+
+        Warns where no loss was ever scaled: the gradients are then divided by a scale that they do
+        not carry, and next to nothing is learnt.
+        """
+        if not self._has_scaled_a_loss:
+            warnings.warn(
+                "Gradients are applied although optimizer.scale_loss was never called, so they are "
+                f"too small by the loss scale ({self.initial_scale:.0f} at first). In a custom "
+                "train_step, take the gradients of self.optimizer.scale_loss(loss).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        super().apply(grads, trainable_variables)
 
     def build(self, var_list: list[keras.Variable]) -> None:
         """Creates the scale, the counters, and the inner optimizer's state if it has none yet."""
@@ -137,8 +160,9 @@ _loss_scale_factors: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, float
 )
 
 
-def _value(variable: keras.Variable) -> Any:
-    # Through a tensor: a variable that is mirrored over replicas has no value of its own to read.
+def variable_value(variable: keras.Variable) -> Any:
+    """Returns the value of a variable as a NumPy array, on one device or mirrored over several."""
+    # Through a tensor: a mirrored variable has no value of its own to read.
     return ops.convert_to_numpy(ops.convert_to_tensor(variable))
 
 
@@ -202,11 +226,31 @@ def unwrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
     if not scales_loss(optimizer):
         return optimizer
     inner = optimizer.inner_optimizer
-    config = optimizer.get_config()
-    del config["inner_optimizer"]
+    config = _settings(optimizer)
     _parked[inner] = _Parked(type(optimizer), config, loss_scale_values(optimizer))
     inner.loss_scale_factor = _loss_scale_factors.pop(inner, None)
     return inner
+
+
+def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Returns the arguments of a loss-scale optimizer, without its inner optimizer."""
+    if type(optimizer) in (DynamicLossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
+        # Not from get_config, which serialises the inner optimizer too: that fails where a user's
+        # learning-rate schedule has no get_config, and would end a training at its switch.
+        settings = {
+            "name": optimizer.name,
+            "initial_scale": optimizer.initial_scale,
+            "dynamic_growth_steps": optimizer.dynamic_growth_steps,
+        }
+        if isinstance(optimizer, DynamicLossScaleOptimizer):
+            settings |= {
+                "min_scale": optimizer.rule.min_scale,
+                "max_scale": optimizer.rule.max_scale,
+            }
+        return settings
+    config = optimizer.get_config()
+    del config["inner_optimizer"]
+    return config
 
 
 def count_steps(optimizer: keras.optimizers.Optimizer) -> tuple[int, int | None]:
@@ -218,16 +262,15 @@ def count_steps(optimizer: keras.optimizers.Optimizer) -> tuple[int, int | None]
         optimizer: Any Keras optimizer.
 
     Returns:
-        The tuple `(applied, skipped)`. Without a loss scale nothing is ever skipped. `skipped` is
-        `None` for a loss-scale optimizer that does not count its skipped steps.
+        The tuple `(applied, skipped)`. Without a loss scale nothing is skipped, and the count of a
+        loss scale that was put aside stands. `skipped` is `None` for a loss-scale optimizer that
+        does not count its skipped steps.
     """
     # `iterations` counts updates; only `_iterations` counts the batches of an accumulation window.
-    applied = int(_value(unwrapped(optimizer)._iterations))
-    if not scales_loss(optimizer):
-        return applied, 0
-    if not isinstance(optimizer, DynamicLossScaleOptimizer):
+    applied = int(variable_value(unwrapped(optimizer)._iterations))
+    if scales_loss(optimizer) and not isinstance(optimizer, DynamicLossScaleOptimizer):
         return applied, None
-    return applied, int(_value(optimizer.skipped_steps)) if optimizer.built else 0
+    return applied, int(loss_scale_values(optimizer).get("skipped_steps", 0))
 
 
 def current_loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
@@ -240,7 +283,7 @@ def current_loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
         return None
     if not optimizer.built:
         return float(optimizer.initial_scale)
-    return float(_value(optimizer.dynamic_scale))
+    return float(variable_value(optimizer.dynamic_scale))
 
 
 def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -263,7 +306,7 @@ def loss_scale_values(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         not trained yet.
     """
     if scales_loss(optimizer):
-        return {v.name: _value(v) for v in optimizer._variables} if optimizer.built else {}
+        return {v.name: variable_value(v) for v in optimizer._variables} if optimizer.built else {}
     parked = _parked.get(optimizer)
     return dict(parked.values) if parked is not None else {}
 

@@ -10,12 +10,6 @@ PolicyName = Literal["float32", "mixed_float16", "mixed_bfloat16"]
 
 SWITCHABLE_POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-_COMPUTE_DTYPES = {
-    "float32": "float32",
-    "mixed_float16": "float16",
-    "mixed_bfloat16": "bfloat16",
-}
-
 
 def check_policy(policy: object, argument: str = "policy") -> PolicyName:
     """Returns the name of `policy` if a model can be switched to it, or says why not.
@@ -49,28 +43,3 @@ def check_policy(policy: object, argument: str = "policy") -> PolicyName:
         f"{argument} must be one of {', '.join(map(repr, SWITCHABLE_POLICIES))}. "
         f"Received: {argument}={policy!r}.{hint}"
     )
-
-
-def compute_dtype(policy: PolicyName) -> str:
-    """Returns the dtype that layers with this policy compute in.
-
-    Example:
-
-    >>> compute_dtype("mixed_bfloat16")
-    'bfloat16'
-    """
-    return _COMPUTE_DTYPES[check_policy(policy)]
-
-
-def needs_loss_scaling(policy: PolicyName) -> bool:
-    """Tells whether gradients computed under `policy` underflow without a loss scale.
-
-    float16 has five exponent bits and loses gradients below 6e-8; bfloat16 has float32's eight.
-    See Micikevicius et al., "Mixed Precision Training", ICLR 2018.
-
-    Example:
-
-    >>> [needs_loss_scaling(p) for p in ("float32", "mixed_float16", "mixed_bfloat16")]
-    [False, True, False]
-    """
-    return compute_dtype(policy) == "float16"

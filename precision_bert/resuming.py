@@ -39,6 +39,19 @@ def completed_epochs(checkpoint_dir: str | os.PathLike[str]) -> int:
     return 0 if state is None else state.epoch
 
 
+def check_checkpoint_dir(checkpoint_dir: str | os.PathLike[str], *, resume: bool) -> None:
+    """Refuses a folder that holds a training, unless it is to be resumed.
+
+    Raises:
+        ValueError: With what to do.
+    """
+    if not resume and CheckpointFolder(checkpoint_dir).files():
+        raise ValueError(
+            f"checkpoint_dir={os.fspath(checkpoint_dir)} holds the checkpoints of a training. "
+            "Give resume=True to go on with it, or another folder."
+        )
+
+
 class TrainingCheckpoints:
     """The checkpoints of one call of `staged_fit`.
 
@@ -70,23 +83,15 @@ class TrainingCheckpoints:
         self.epochs_done = 0
         self.stopped = False
 
-    def begin(self, *, resume: bool) -> dict[str, list[Any]]:
-        """Restores the newest checkpoint if there is one and `resume` says so.
+    def begin(self) -> dict[str, list[Any]]:
+        """Restores the newest checkpoint, if there is one.
 
         Returns:
             The history of the epochs that were done, by the name of a logged value.
 
         Raises:
-            ValueError: If the folder holds checkpoints and `resume` is False, or if they belong to
-                another training.
+            ValueError: If the checkpoints belong to another training.
         """
-        if not resume:
-            if self._folder.files():
-                raise ValueError(
-                    f"checkpoint_dir={self._folder.folder} holds the checkpoints of a training. "
-                    "Give resume=True to go on with it, or another folder."
-                )
-            return {}
         state = self._folder.latest()
         return {} if state is None else self._restore(state)
 

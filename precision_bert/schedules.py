@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,11 @@ def check_count(value: object, argument: str, *, minimum: int) -> int:
         TypeError: If `value` is not an int (a bool is not a count).
         ValueError: If it is smaller than `minimum`.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{argument} must be an int. Received: {argument}={value!r}.")
     if value < minimum:
         raise ValueError(f"{argument} must be at least {minimum}. Received: {argument}={value}.")
-    return value
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,16 @@ class Stage:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", check_policy(self.policy))
-        check_count(self.epochs, "epochs", minimum=0)
+        object.__setattr__(self, "epochs", check_count(self.epochs, "epochs", minimum=0))
         rate = self.learning_rate
         if rate is None or callable(rate):
             return
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
             raise TypeError(
                 "learning_rate must be a float, a LearningRateSchedule or None. "
                 f"Received: learning_rate={rate!r}."
             )
-        if not (math.isfinite(rate) and rate >= 0):
+        if not (math.isfinite(rate) and float(rate) >= 0):
             raise ValueError(
                 f"learning_rate must be finite and not negative. Received: learning_rate={rate!r}."
             )

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from precision_bert.policies import PolicyName
 
 
@@ -76,7 +78,8 @@ class StagedHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as plain lists, dicts, numbers and strings, ready for JSON."""
-        return dataclasses.asdict(self)
+        history = {name: [plain(v) for v in values] for name, values in self.history.items()}
+        return {**dataclasses.asdict(self), "history": history}
 
     def __str__(self) -> str:
         """Returns a table with a row for each stage."""
@@ -105,6 +108,11 @@ class StagedHistory:
         sources = sorted({stage.memory_source for stage in self.stages})
         lines.append(f"peak memory of: {', '.join(sources)}")
         return "\n".join(lines)
+
+
+def plain(value: Any) -> Any:
+    """Returns a logged value as a Python number, or as a list of them where it is an array."""
+    return np.asarray(value).tolist()
 
 
 def _or_dash(value: float | None, spec: str) -> str:

@@ -16,6 +16,9 @@ from precision_bert.policies import SWITCHABLE_POLICIES, PolicyName, check_polic
 # forgotten with its model; kept here rather than as an attribute, so that users' layers stay clean.
 _pinned: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 
+# Layers that a switch has set. Their policy tells nothing about what their author wanted.
+_switched: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
+
 _HALF = ("float16", "bfloat16")
 
 
@@ -137,18 +140,15 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
     compiled functions are not renewed: switch it as well.
     """
     policy = check_policy(policy)
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-        )
+    check_model(model)
     layers = _switchable_layers(model)
     islands = _islands(layers)
-    _check_switchable(layers, islands)
     _pinned.update(islands)
 
     changed, unchanged, pinned = [], [], []
     before = [(layer, layer._dtype_policy) for layer in layers]
     optimizer_before = getattr(model, "optimizer", None)
+    factor_before = getattr(optimizer_before, "loss_scale_factor", None)
     try:
         for layer in layers:
             if layer in islands:
@@ -157,18 +157,35 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
                 unchanged.append(_path(layer))
             else:
                 _set_policy(layer, policy)
+                _switched.add(layer)
                 changed.append(_path(layer))
         loss_scaling = _fit_optimizer(model, layers)
-    except Exception:
+    except BaseException:  # an interrupt too must not leave half a switch
         for layer, previous in before:
             layer._dtype_policy = previous
             _refresh_frozen_state(layer)
         if optimizer_before is not None:
-            model.optimizer = optimizer_before
+            _set_optimizer(model, optimizer_before)
+            optimizer_before.loss_scale_factor = factor_before
         raise
     if changed or getattr(model, "optimizer", None) is not optimizer_before:
         renew_functions(model)
     return SwitchReport(policy, tuple(changed), tuple(unchanged), tuple(pinned), loss_scaling)
+
+
+def check_model(model: object) -> None:
+    """Refuses what is no Keras model, and a model that cannot be switched in place.
+
+    Raises:
+        TypeError: If it is no `keras.Model`.
+        ValueError: Naming the layer that is in the way.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
+        )
+    layers = _switchable_layers(model)
+    _check_switchable(layers, _islands(layers))
 
 
 def _switchable_layers(model: keras.Model) -> list[keras.Layer]:
@@ -237,23 +254,28 @@ def _is_container(layer: keras.Layer) -> bool:
 def _islands(layers: list[keras.Layer]) -> set[keras.Layer]:
     """Returns the layers that compute in full precision among layers in half, or are pinned.
 
-    Their author put them there. In a model with no layer in half there is nothing to tell an island
-    by, and only pinned layers are islands.
+    Their author put them there. Layers that a switch has set count on neither side: a backbone that
+    was switched with another model makes no island of this model's head. In a model with no layer
+    in half there is nothing to tell an island by, and only pinned layers are islands.
     """
     islands = {layer for layer in layers if layer in _pinned}
-    parts = [layer for layer in layers if not _is_container(layer) and layer not in islands]
+    parts = [
+        layer
+        for layer in layers
+        if not _is_container(layer) and layer not in islands and layer not in _switched
+    ]
     if any(layer.compute_dtype in _HALF for layer in parts):
         islands |= {layer for layer in parts if layer.compute_dtype not in _HALF}
     return islands
 
 
-def _computes_gradients_in_float16(layers: list[keras.Layer]) -> bool:
-    return any(
+def _computes_gradients_in_float16(model: keras.Model, layers: list[keras.Layer]) -> bool:
+    # Gradients of a trainable layer pass through frozen ones too, so any layer counts. A container
+    # counts where it has weights of its own, or has not made its layers yet.
+    return (not model.built or bool(model.trainable_variables)) and any(
         layer.compute_dtype == "float16"
-        and layer.trainable
-        and (not layer.built or layer.trainable_variables)
         for layer in layers
-        if not _is_container(layer) or not layer.built
+        if not _is_container(layer) or layer._trainable_variables or not layer.built
     )
 
 
@@ -262,16 +284,25 @@ def _fit_optimizer(model: keras.Model, layers: list[keras.Layer]) -> str:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return "none"
     had_scale = scales_loss(optimizer)
-    needs_scale = _computes_gradients_in_float16(layers)
+    needs_scale = _computes_gradients_in_float16(model, layers)
     if not needs_scale and not had_scale:
         return "none"
     # Variables are made where the model's own live, also under tf.distribute.
     with model.distribute_strategy.scope():
         fitted = wrap_optimizer(optimizer) if needs_scale else unwrap_optimizer(optimizer)
-    model.optimizer = fitted
+    _set_optimizer(model, fitted)
     if needs_scale:
         return "kept" if had_scale else "added"
     return "removed"
+
+
+def _set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    model.optimizer = optimizer
+    # Keras saves the optimizer that compile was given, not the one that the model has. Without
+    # this, a model saved in a float16 stage would come back without loss scale and moments.
+    compile_config = getattr(model, "_compile_config", None)
+    if compile_config is not None:
+        compile_config.config["optimizer"] = optimizer
 
 
 def renew_functions(model: keras.Model) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from precision_bert.loss_scale_optimizer import (
     loss_scale_values,
     set_loss_scale_values,
     unwrapped,
+    variable_value,
 )
 
 FORMAT = 1
@@ -50,9 +50,9 @@ def capture(model: keras.Model) -> dict[str, np.ndarray]:
     That is: weights and statistics, the seeds of dropout, the inner optimizer's state, and the
     loss scale with its streak and counts, also while a float32 stage has put it aside.
     """
-    arrays = {f"model/{i}": _value(v) for i, v in enumerate(model.variables)}
+    arrays = {f"model/{i}": variable_value(v) for i, v in enumerate(model.variables)}
     inner = unwrapped(model.optimizer)
-    arrays |= {f"optimizer/{i}": _value(v) for i, v in enumerate(inner.variables)}
+    arrays |= {f"optimizer/{i}": variable_value(v) for i, v in enumerate(inner.variables)}
     return arrays | {
         f"loss_scale/{name}": np.asarray(value)
         for name, value in loss_scale_values(model.optimizer).items()
@@ -82,7 +82,7 @@ def describe(model: keras.Model, stages: Sequence[str]) -> dict[str, Any]:
     inner = unwrapped(model.optimizer)
     return {
         "stages": list(stages),
-        "model variables": [f"{v.name} {tuple(v.shape)}" for v in model.weights],
+        "model variables": [f"{v.name} {tuple(v.shape)}" for v in model.variables],
         "optimizer": f"{type(inner).__name__} with {len(inner.variables)} variables",
     }
 
@@ -182,7 +182,3 @@ def check_plan(saved: dict[str, Any], present: dict[str, Any], folder: Path) -> 
             f"{then}. Received: {now}. Give the settings that it was started with, or another "
             "folder."
         )
-
-
-def _value(variable: keras.Variable) -> np.ndarray:
-    return ops.convert_to_numpy(ops.convert_to_tensor(variable))

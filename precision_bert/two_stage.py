@@ -13,13 +13,14 @@ from precision_bert.callbacks.stage_entrance import StageEntrance
 from precision_bert.callbacks.stage_recorder import StageRecorder
 from precision_bert.fit_arguments import (
     can_be_shuffled,
+    check_callbacks,
     check_compiled,
+    check_data,
     check_fit_arguments,
-    checked_data,
     fit_runs,
 )
 from precision_bert.policies import PolicyName, check_policy
-from precision_bert.resuming import TrainingCheckpoints
+from precision_bert.resuming import TrainingCheckpoints, check_checkpoint_dir
 from precision_bert.schedules import PrecisionSchedule, Stage, check_count
 from precision_bert.staged_history import StagedHistory
 from precision_bert.switching import precision_scope
@@ -64,7 +65,7 @@ def two_stage_fit(
         learning_rate: A float or a `LearningRateSchedule` from the first step on; `None` keeps the
             compiled optimizer's.
         high_learning_rate: The same for the second stage, counted from its first step; `None` lets
-            the first stage's go on over the switch.
+            the first stage's go on over the switch. Unused where no second stage runs.
         validation_data: As in `model.fit`; evaluated after each epoch, in that epoch's precision.
         callbacks: Keras callbacks; they see one training of `epochs` epochs.
         optimizer: For a model that is not compiled: what `compile` takes.
@@ -97,8 +98,8 @@ def two_stage_fit(
     step count go on over the switch. For more than two stages, or stages with their own data, use
     `staged_fit`; for a plain `fit`, the callback `PrecisionSwitch`.
     """
-    check_count(epochs, "epochs", minimum=1)
-    check_count(switch_epoch, "switch_epoch", minimum=0)
+    epochs = check_count(epochs, "epochs", minimum=1)
+    switch_epoch = check_count(switch_epoch, "switch_epoch", minimum=0)
     if switch_epoch > epochs:
         raise ValueError(
             f"switch_epoch must lie between 0 and epochs={epochs}: the switch happens before epoch "
@@ -191,12 +192,16 @@ def staged_fit(
     """
     schedule = stages if isinstance(stages, PrecisionSchedule) else PrecisionSchedule(stages)
     check_fit_arguments(fit_arguments)
-    check_compiled(model, optimizer, loss)
-    loss_function = model.loss if loss is None else loss
-    runs = [
-        (first, end, checked_data(model, loss_function, data))
-        for first, end, data in fit_runs(schedule, x, y, fit_arguments.pop("sample_weight", None))
-    ]
+    check_callbacks(callbacks or ())
+    check_compiled(model, optimizer, loss, metrics)
+    if checkpoint_dir is not None:
+        check_checkpoint_dir(checkpoint_dir, resume=resume)
+    runs = check_data(
+        model,
+        model.loss if loss is None else loss,
+        fit_runs(schedule, x, y, fit_arguments.pop("sample_weight", None)),
+        is_split=bool(fit_arguments.get("validation_split")),
+    )
     if not model.compiled:
         model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
     shuffle = fit_arguments.pop("shuffle", None)
@@ -210,7 +215,7 @@ def staged_fit(
     with precision_scope(schedule.stage_at(0).policy):
         if checkpoint_dir is not None:
             checkpoints = TrainingCheckpoints(model, schedule, entrance, recorder, checkpoint_dir)
-            history = checkpoints.begin(resume=resume)
+            history = checkpoints.begin()
             epochs_run = list(range(checkpoints.epochs_done))
             all_callbacks.append(checkpoints.saver(history))
             if verbose and epochs_run:
@@ -236,7 +241,7 @@ def staged_fit(
             epochs_run += part.epoch
             for name, values in part.history.items():
                 history.setdefault(name, []).extend(values)
-            if len(epochs_run) < end_epoch:
+            if model.stop_training:
                 break
         recorder.close()
     return StagedHistory(

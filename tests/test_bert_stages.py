@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import precision_bert as pb
-from precision_bert.policies import SWITCHABLE_POLICIES, compute_dtype
+from precision_bert.policies import SWITCHABLE_POLICIES
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[f"w{i}" for i in range(3000)]]
 
@@ -83,7 +83,7 @@ def test_logits_and_head_stay_float32_in_every_stage_wherever_it_was_built(polic
                 ("logits", "classifier_dropout", "mean_pooling")}  # fmt: skip
         assert set(head.values()) == {"float32"} and len(head) == 3
         body = {d for n, d in dtypes.items() if n not in head and "preprocessor" not in n}
-        assert body == {compute_dtype(policy)}
+        assert body == {keras.DTypePolicy(policy).compute_dtype}
         assert model.predict(batch(), verbose=0).dtype == "float32"
 
 

@@ -130,6 +130,19 @@ def test_an_unknown_policy_is_refused_at_construction():
         PrecisionSwitch("half", at_epoch=1)
 
 
+def test_the_monitor_may_stand_before_or_after_a_switch(xy):
+    for monitor_first in (True, False):
+        model = dense_model("mixed_float16", optimizer="sgd", loss="mse")
+        both = [LossScaleMonitor(), PrecisionSwitch("float32", at_epoch=1)]
+        broken = np.full_like(xy[1], np.nan)
+        model.fit(*xy, verbose=0, callbacks=[PrecisionSwitch("mixed_float16", at_epoch=0)])
+        history = model.fit(
+            xy[0], broken, epochs=2, batch_size=8, verbose=0,
+            callbacks=both if monitor_first else both[::-1],
+        ).history  # fmt: skip
+        assert history["skipped_steps"] == [4, 0]
+
+
 def test_the_monitor_logs_each_epochs_scale_and_steps(xy):
     x, y = xy
     broken = y.copy()

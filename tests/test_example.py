@@ -120,6 +120,14 @@ def test_a_folder_that_holds_another_run_is_refused_and_left_alone(demo):
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
+def test_a_finished_run_has_nothing_to_resume(demo):
+    folder, _ = demo
+    flags = ["--demo", "--epochs=2", "--switch_epoch=1", "--max_examples=512"]
+    done = run(*flags, "--resume", f"--output_dir={folder}")
+    assert done.returncode != 0
+    assert "is complete; there is nothing to resume" in done.stderr
+
+
 def test_a_finished_run_resumed_with_other_flags_is_refused(demo):
     folder, _ = demo
     done = run("--demo", "--epochs=3", "--resume", f"--output_dir={folder}")
@@ -156,6 +164,8 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_predictions(demo, tmp
         (["--task=mnli"], "value should be one of <mrpc|"),
         (["--batch_size=0"], "flag --batch_size=0"),
         (["--learning_rate=-1"], "flag --learning_rate=-1"),
+        (["--learning_rate=0"], "--learning_rate must exceed 0"),
+        (["--warmup=1"], "below 1"),
         (["--hold_out=1.0"], "above 0 and below 1"),
         (["--hold_out=0.1", "--demo"], "neither with --demo"),
         (["--gold_test_file=x", "--task=rte"], "goes with --task=mrpc only"),

@@ -158,6 +158,39 @@ def test_the_checks_do_not_move_on_any_shuffling(shuffled_by):
     assert plain == staged
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_label_that_the_loss_ignores_is_taken(form):
+    labels = LABELS.copy()
+    labels[2] = -100
+    model = id_model()
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-100)
+    )
+    assert fit(model, form({"token_ids": IDS}, labels), steps_per_epoch=1).epoch == [0, 1]
+    labels[3] = -1
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=RULE):
+        fit(model, form({"token_ids": IDS}, labels))
+
+
+@pytest.mark.parametrize("form", [as_arrays, as_dataset])
+def test_targets_by_the_outputs_name_are_checked_like_others(form):
+    ids = keras.Input((5,), dtype="int32", name="token_ids")
+    hidden = layers.Flatten()(layers.Embedding(40000, 2)(ids))
+    model = keras.Model({"token_ids": ids}, {"logits": layers.Dense(3, name="logits")(hidden)})
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert fit(model, form({"token_ids": IDS}, {"logits": LABELS})).epoch == [0, 1]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=RULE):
+        fit(model, form({"token_ids": IDS}, {"logits": LABELS + 1}))
+
+
+def test_narrow_integer_labels_of_many_classes_are_taken():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(256)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    labels = np.array([0, 255] * 4, "uint8")
+    data = as_dataset({"x": np.zeros((8, 4), "float32")}, labels)[0].map(lambda x, y: (x["x"], y))
+    assert fit(model, (data,)).epoch == [0, 1]
+
+
 def test_in_arrays_the_last_label_is_checked_too():
     labels = np.append(LABELS, 7)
     with pytest.raises(ValueError, match="1 others, among them 7"):

@@ -1,24 +1,14 @@
 import keras
 import pytest
 
-from precision_bert.policies import (
-    SWITCHABLE_POLICIES,
-    check_policy,
-    compute_dtype,
-    needs_loss_scaling,
-)
+from precision_bert.policies import SWITCHABLE_POLICIES, check_policy
 
 
 @pytest.mark.parametrize("name", SWITCHABLE_POLICIES)
-def test_dtypes_are_those_of_keras_own_policy(name):
+def test_every_policy_is_keras_own_and_keeps_float32_variables(name):
     policy = keras.DTypePolicy(name)
-    assert compute_dtype(name) == policy.compute_dtype
     assert policy.variable_dtype == "float32"
     assert check_policy(policy) == name
-
-
-def test_only_float16_needs_loss_scaling():
-    assert [p for p in SWITCHABLE_POLICIES if needs_loss_scaling(p)] == ["mixed_float16"]
 
 
 @pytest.mark.parametrize(

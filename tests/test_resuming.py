@@ -167,7 +167,51 @@ def test_only_the_last_two_checkpoints_are_kept(xy, tmp_path):
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["epoch-000007.npz", "epoch-000008.npz"]
 
 
+def test_what_happens_as_fit_ends_is_saved_too(xy, tmp_path):
+    def ema_model():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), "mse")
+        return model
+
+    whole = ema_model()
+    train(whole, xy, tmp_path / "ema")
+    again = ema_model()
+    train(again, xy, tmp_path / "ema", resume=True)
+    assert state(again) == state(whole)
+
+    def best():
+        return keras.callbacks.EarlyStopping(
+            "loss", mode="max", patience=1, restore_best_weights=True
+        )
+
+    whole, again = build(), build()
+    record = train(whole, xy, tmp_path / "best", callbacks=[best()])
+    assert record.stopped_early
+    train(again, xy, tmp_path / "best", callbacks=[best()], resume=True)
+    assert state(again) == state(whole)
+
+
+def test_an_array_metric_is_saved(xy, tmp_path):
+    model = build()
+    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.0)])
+    record = train(model, xy, tmp_path)
+    again = build()
+    again.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.0)])
+    resumed = train(again, xy, tmp_path, resume=True)
+    assert resumed.to_dict()["history"]["f1_score"] == record.to_dict()["history"]["f1_score"]
+
+
 class TestRefusals:
+    def test_a_model_without_the_dropout(self, xy, tmp_path):
+        self.interrupted(xy, tmp_path)
+        model = build()
+        other = keras.Sequential([la for la in model.layers if not isinstance(la, layers.Dropout)])
+        other.build((None, 4))
+        other.compile(keras.optimizers.Adam(0.01), "mse")
+        with pytest.raises(ValueError, match=r"its model variables differ"):
+            train(other, xy, tmp_path, resume=True)
+
     def interrupted(self, xy, folder):
         with pytest.raises(KeyboardInterrupt):
             train(build(), xy, folder, callbacks=[StopAfter(3)])

@@ -1,6 +1,7 @@
 import math
 
 import keras
+import numpy as np
 import pytest
 
 from precision_bert import PrecisionSchedule, Stage
@@ -54,6 +55,11 @@ def test_a_policy_object_is_taken_by_its_name():
 )
 def test_a_stage_takes_a_learning_rate(rate):
     assert Stage("float32", 1, learning_rate=rate).learning_rate is rate
+
+
+def test_numpy_numbers_are_taken():
+    stage = Stage("float32", np.int64(3), learning_rate=np.float32(1e-3))
+    assert stage.epochs == 3 and type(stage.epochs) is int
 
 
 @pytest.mark.parametrize("rate", [-1e-5, math.inf, math.nan])

@@ -8,6 +8,7 @@ import weakref
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 from models import MODELS, dense_model
 
@@ -18,7 +19,7 @@ from precision_bert import (
     precision_scope,
     switch_precision,
 )
-from precision_bert.policies import SWITCHABLE_POLICIES, compute_dtype
+from precision_bert.policies import SWITCHABLE_POLICIES
 
 # Keras' UnitNormalization meets its epsilon in half precision, also in a model built that way.
 pytestmark = pytest.mark.filterwarnings("ignore:.*overflow encountered in cast:RuntimeWarning")
@@ -198,6 +199,67 @@ class TestLossScaling:
         model.trainable = False
         assert switch_precision(model, "mixed_float16").loss_scaling == "none"
 
+    def test_a_model_with_weights_of_its_own_gets_it(self):
+        class Own(keras.Model):
+            def build(self, shape):
+                self.w = self.add_weight(shape=(4, 1), name="w")
+
+            def call(self, x):
+                return keras.ops.matmul(x, self.w)
+
+        model = Own()
+        model.build((None, 4))
+        model.compile("sgd", "mse")
+        assert switch_precision(model, "mixed_float16").loss_scaling == "added"
+
+    def test_a_frozen_float16_layer_between_float32_ones_needs_it(self):
+        inputs = keras.Input((4,))
+        hidden = layers.Dense(4, dtype="float32")(inputs)
+        frozen = layers.Dense(4, dtype="mixed_float16", trainable=False)
+        model = keras.Model(inputs, layers.Dense(1, dtype="float32")(frozen(hidden)))
+        model.compile("sgd", "mse")
+        assert switch_precision(model, "mixed_float16").loss_scaling == "added"
+
+    def test_a_schedule_without_a_config_is_no_obstacle(self, xy):
+        class Custom(keras.optimizers.schedules.LearningRateSchedule):
+            def __call__(self, step):
+                return 0.01
+
+        model = dense_model(optimizer=keras.optimizers.SGD(Custom()), loss="mse")
+        for policy in ("mixed_float16", "float32", "mixed_float16"):
+            switch_precision(model, policy)
+            model.fit(*xy, verbose=0)
+
+    @pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+    def test_a_saved_model_comes_back_with_optimizer_and_loss_scale(self, policy, xy, tmp_path):
+        model = dense_model(optimizer="adam", loss="mse")
+        switch_precision(model, "mixed_float16")
+        model.fit(*xy, batch_size=8, verbose=0)
+        switch_precision(model, policy)
+        model.save(tmp_path / "model.keras")
+        again = keras.models.load_model(tmp_path / "model.keras")
+        assert type(again.optimizer) is type(model.optimizer)
+        for one, other in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
+            assert bits(one) == bits(other)
+
+    def test_a_train_step_that_never_scales_its_loss_is_warned_of(self, xy):
+        class Unscaled(keras.Sequential):
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(
+                    zip(gradients, self.trainable_variables, strict=True)
+                )
+                return {"loss": loss}
+
+        model = Unscaled([keras.Input((4,)), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        switch_precision(model, "mixed_float16")
+        with pytest.warns(RuntimeWarning, match="scale_loss was never called"):
+            model.fit(*xy, verbose=0)
+
     def test_an_uncompiled_model_needs_none_yet(self):
         assert switch_precision(dense_model(), "mixed_float16").loss_scaling == "none"
 
@@ -238,7 +300,10 @@ class TestIslands:
         for policy in ("float32", "mixed_float16", "mixed_bfloat16", "float32", "mixed_float16"):
             report = switch_precision(model, policy)
             assert report.pinned == ("soft",)
-            assert compute_dtypes(model) == {"d": compute_dtype(policy), "soft": "float32"}
+            assert compute_dtypes(model) == {
+                "d": keras.DTypePolicy(policy).compute_dtype,
+                "soft": "float32",
+            }
 
     def test_a_head_built_in_float32_on_a_mixed_body_is_an_island(self):
         inputs = keras.Input((4,))
@@ -246,6 +311,21 @@ class TestIslands:
         model = keras.Model(inputs, layers.Dense(2, name="head")(hidden))
         switch_precision(model, "mixed_bfloat16")
         assert compute_dtypes(model) == {"body": "bfloat16", "head": "float32"}
+
+    def test_a_backbone_switched_with_another_model_makes_no_island_of_this_ones_head(self):
+        backbone = layers.Dense(3, name="body")
+        first, second = (keras.Input((4,)) for _ in range(2))
+        one = keras.Model(first, layers.Dense(2, name="h1")(backbone(first)))
+        two = keras.Model(second, layers.Dense(2, name="h2")(backbone(second)))
+        switch_precision(one, "mixed_float16")
+        assert switch_precision(two, "mixed_float16").pinned == ()
+        assert compute_dtypes(two) == {"body": "float16", "h2": "float16"}
+        switch_precision(one, "float32")
+        with precision_scope("mixed_float16"):
+            third = keras.Input((4,))
+            three = keras.Model(third, layers.Dense(2, name="h3")(backbone(third)))
+        switch_precision(three, "mixed_bfloat16")
+        assert compute_dtypes(three) == {"body": "bfloat16", "h3": "bfloat16"}
 
     def test_a_float32_model_has_none(self):
         assert switch_precision(dense_model(), "mixed_float16").pinned == ()

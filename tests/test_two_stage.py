@@ -142,6 +142,14 @@ class TestRecord:
                 verbose=0,
             )
 
+    def test_an_array_metric_is_ready_for_json_too(self, xy):
+        model = dense_model(
+            optimizer="sgd", loss="mse", metrics=[keras.metrics.F1Score(threshold=0.0)]
+        )
+        record = two_stage_fit(model, *xy, epochs=2, switch_epoch=1, batch_size=8, verbose=0)
+        again = json.loads(json.dumps(record.to_dict()))
+        assert again["history"]["f1_score"] == [list(v) for v in record.history["f1_score"]]
+
     def test_it_is_ready_for_json(self, xy):
         record = two_stage_fit(seeded(dropout_model), *xy, epochs=2, switch_epoch=1, verbose=0)
         again = json.loads(json.dumps(record.to_dict()))
@@ -367,6 +375,32 @@ def test_early_stopping_stops_all_of_it(xy):
     assert record.stopped_early and record.epoch == [0]
 
 
+def test_stopping_at_the_end_of_a_stage_with_its_own_data_stops_all_of_it(xy):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    stages = [Stage("mixed_float16", 2), Stage("float32", 2, data=xy)]
+    record = staged_fit(
+        seeded(dropout_model), stages, *xy, batch_size=8, callbacks=[Stop()], verbose=0
+    )
+    assert record.stopped_early and record.epoch == [0, 1]
+
+
+def test_a_generator_that_serves_two_stages_loses_no_batch(xy):
+    def batches():
+        for index in range(100):
+            yield tuple(a[:8] * (1 + index) for a in xy)
+
+    def trained(generator):
+        model = seeded(dropout_model)
+        stages = [Stage("float32", 1), Stage("float32", 1, data=xy), Stage("float32", 1)]
+        staged_fit(model, stages, generator, steps_per_epoch=3, verbose=0)
+        return bits(model), sum(1 for _ in generator)
+
+    assert trained(batches())[1] == 100 - 6
+
+
 class TestGlobalPolicy:
     def test_it_is_the_stages_during_training_and_restored_after(self, xy):
         seen = []
@@ -429,7 +463,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match="initial_epoch is set by the stages"):
             two_stage_fit(self.model, *xy, epochs=2, switch_epoch=1, initial_epoch=1)
 
-    @pytest.mark.parametrize("given", [{"optimizer": "sgd"}, {"loss": "mse"}])
+    @pytest.mark.parametrize("given", [{"optimizer": "sgd"}, {"loss": "mse"}, {"metrics": ["mae"]}])
     def test_an_optimizer_or_loss_for_a_compiled_model(self, given, xy):
         with pytest.raises(ValueError, match="compiled already"):
             two_stage_fit(self.model, *xy, epochs=2, switch_epoch=1, **given)
@@ -438,6 +472,22 @@ class TestRefusals:
     def test_an_uncompiled_model_without_optimizer_and_loss(self, given, xy):
         with pytest.raises(ValueError, match="not compiled: give optimizer= and loss="):
             two_stage_fit(dense_model(), *xy, epochs=2, switch_epoch=1, **given)
+
+    def test_a_refused_call_compiles_nothing(self, xy):
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1, dtype="float16")])
+        with pytest.raises(ValueError, match="keeps its variable"):
+            two_stage_fit(model, *xy, epochs=2, switch_epoch=1, optimizer="sgd", loss="mse")
+        assert not model.compiled
+
+    def test_backup_and_restore(self, xy, tmp_path):
+        backup = keras.callbacks.BackupAndRestore(tmp_path)
+        with pytest.raises(ValueError, match="Give checkpoint_dir= and resume=True"):
+            two_stage_fit(self.model, *xy, epochs=2, switch_epoch=1, callbacks=[backup])
+
+    def test_a_validation_split_of_a_data_set(self, xy):
+        data = tf.data.Dataset.from_tensor_slices(xy).batch(8)
+        with pytest.raises(ValueError, match="validation_split splits arrays only"):
+            two_stage_fit(self.model, data, epochs=2, switch_epoch=1, validation_split=0.2)
 
     def test_what_is_no_model(self, xy):
         with pytest.raises(TypeError, match=r"must be a keras\.Model"):

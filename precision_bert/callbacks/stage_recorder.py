@@ -26,7 +26,7 @@ class _Running:
     skipped_at_start: int | None
     epochs: int = 0
     seconds: float = 0.0
-    first_step_seconds: float | None = None
+    first_step_seconds: float = 0.0
     validation_seconds: float = 0.0
     examples_after_first: float = 0.0
     peak_memory_bytes: int = 0
@@ -65,15 +65,17 @@ class StageRecorder(keras.callbacks.Callback):
             self.close()
             reset_peak_memory()
             self._running = _Running(index, epoch, *count_steps(self.model.optimizer))
+            self._is_tracing = True
         self._training = True
         self._steps_in_first_call = 0
         self._begin = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the time when the stage's first call of the train function has returned."""
-        if batch > 0 and self._stage.first_step_seconds is None:
+        if batch > 0 and self._is_tracing:
+            self._is_tracing = False
             self._steps_in_first_call = batch
-            self._stage.first_step_seconds = time.perf_counter() - self._begin
+            self._stage.first_step_seconds += time.perf_counter() - self._begin
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Ends the epoch's training time where its validation begins."""
@@ -105,6 +107,7 @@ class StageRecorder(keras.callbacks.Callback):
         self._closed = [StageRecord(**record) for record in progress["closed"]]
         if progress["running"] is not None:
             self._running = _Running(**progress["running"])
+            self._is_tracing = True  # another process traces anew
 
     def close(self) -> None:
         """Ends the record of the stage that is running, if one is."""
@@ -116,7 +119,7 @@ class StageRecorder(keras.callbacks.Callback):
             skipped -= running.skipped_at_start
         applied -= running.applied_at_start
         policy = self._schedule.stages[running.index].policy
-        if applied == 0:
+        if applied == 0 and skipped:
             warnings.warn(
                 f"Stage {running.index} ({policy}) applied none of its steps: every gradient was "
                 "infinite or NaN, so the weights are what they were. Its figures say nothing about "
@@ -124,8 +127,7 @@ class StageRecorder(keras.callbacks.Callback):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        first = running.first_step_seconds or 0.0
-        rest = running.seconds - first
+        rest = running.seconds - running.first_step_seconds
         self._closed.append(
             StageRecord(
                 policy=policy,
@@ -135,7 +137,7 @@ class StageRecorder(keras.callbacks.Callback):
                 skipped_steps=skipped,
                 loss_scale=current_loss_scale(self.model.optimizer),
                 seconds=running.seconds,
-                first_step_seconds=first,
+                first_step_seconds=running.first_step_seconds,
                 examples_per_second=running.examples_after_first / rest
                 if running.examples_after_first and rest > 0
                 else None,
@@ -159,8 +161,9 @@ class StageRecorder(keras.callbacks.Callback):
         seconds = self._training_end - self._begin
         stage = self._stage
         stage.seconds += seconds
-        if stage.first_step_seconds is None:  # the epoch had one call only
-            stage.first_step_seconds = seconds
+        if self._is_tracing:  # the epoch had one call only
+            self._is_tracing = False
+            stage.first_step_seconds += seconds
             return
         share = 1.0
         if self._steps_in_first_call:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from precision_bert.staged_history import plain
 from precision_bert.training_state import CheckpointFolder, TrainingState, capture
 
 
@@ -34,10 +35,25 @@ class StateSaver(keras.callbacks.Callback):
         self._plan = plan
         self._progress = progress
         self._history = history
+        self._epochs_done: int | None = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the checkpoint; when this returns, the epoch is safe."""
         for name, value in (logs or {}).items():
-            self._history.setdefault(name, []).append(float(value))
+            self._history.setdefault(name, []).append(plain(value))
+        self._epochs_done = epoch + 1
+        self._save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Writes the last checkpoint again: Keras and callbacks change weights as `fit` ends.
+
+        An average of the weights takes their place, EarlyStopping restores the best ones.
+        """
+        if self._epochs_done is not None:
+            self._save()
+
+    def _save(self) -> None:
         progress = {**self._progress(), "history": self._history}
-        self._folder.save(TrainingState(epoch + 1, capture(self.model), self._plan(), progress))
+        self._folder.save(
+            TrainingState(self._epochs_done or 0, capture(self.model), self._plan(), progress)
+        )
