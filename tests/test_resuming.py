@@ -194,10 +194,10 @@ def test_what_happens_as_fit_ends_is_saved_too(xy, tmp_path):
 
 def test_an_array_metric_is_saved(xy, tmp_path):
     model = build()
-    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.0)])
+    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.5)])
     record = train(model, xy, tmp_path)
     again = build()
-    again.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.0)])
+    again.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.5)])
     resumed = train(again, xy, tmp_path, resume=True)
     assert resumed.to_dict()["history"]["f1_score"] == record.to_dict()["history"]["f1_score"]
 

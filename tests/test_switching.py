@@ -247,7 +247,8 @@ class TestLossScaling:
             def train_step(self, data):
                 x, y = data
                 with tf.GradientTape() as tape:
-                    loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
+                    outputs = keras.ops.cast(self(x, training=True), "float32")
+                    loss = keras.ops.mean(keras.ops.square(outputs - y))
                 gradients = tape.gradient(loss, self.trainable_variables)
                 self.optimizer.apply_gradients(
                     zip(gradients, self.trainable_variables, strict=True)
