@@ -331,11 +331,16 @@ def report(record, scores, output_dir):
     columns = ["epoch", "policy", "loss", "val_loss", "val_accuracy", "val_f1", "val_rmse"]
     columns += ["loss_scale", "skipped_steps", "epoch_seconds"]
     columns = [c for c in columns if c in record.history or c in ("epoch", "policy")]
-    print("\n" + "  ".join(f"{column:>13}" for column in columns))
+    rows = [columns]
     for position, epoch in enumerate(record.epoch):
         cells = [str(epoch + 1), record.policy_at(epoch)]
-        cells += [f"{record.history[column][position]:.4g}" for column in columns[2:]]
-        print("  ".join(f"{cell:>13}" for cell in cells))
+        # Five digits show a loss scale of 32768 whole.
+        cells += [f"{record.history[column][position]:.5g}" for column in columns[2:]]
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print()
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     print(f"\n{record}\n")
     for name, values in scores.items():
         for metric, value in values.items():
