@@ -20,19 +20,15 @@ from precision_bert.fine_tuning import (
     compile_classifier,
     fine_tuning_optimizer,
 )
+from precision_bert.islands import pin_float32
+from precision_bert.layer_policies import compute_dtypes
 from precision_bert.loss_scale import LossScaleRule
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
 from precision_bert.resuming import completed_epochs
 from precision_bert.schedules import PrecisionSchedule, Stage
 from precision_bert.scores import glue_scores
 from precision_bert.staged_history import StagedHistory, StageRecord
-from precision_bert.switching import (
-    SwitchReport,
-    compute_dtypes,
-    pin_float32,
-    precision_scope,
-    switch_precision,
-)
+from precision_bert.switching import SwitchReport, precision_scope, switch_precision
 from precision_bert.two_stage import staged_fit, two_stage_fit
 
 if TYPE_CHECKING:

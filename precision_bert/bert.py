@@ -11,8 +11,8 @@ import keras_nlp
 from precision_bert.bert_config import BertConfig, check_positive_integer, check_rate
 from precision_bert.bert_presets import load_bert
 from precision_bert.bert_text import BertTextPreprocessor, check_sequence_length
+from precision_bert.islands import pin_float32
 from precision_bert.policies import check_policy
-from precision_bert.switching import pin_float32
 
 Pooling = Literal["cls", "mean"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from precision_bert.loss_scale_optimizer import unwrapped, variable_value
+from precision_bert.loss_scaling import unwrapped, variable_value
 
 
 @keras.saving.register_keras_serializable(package="precision_bert")

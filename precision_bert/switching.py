@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import keras
 
-from precision_bert.loss_scale_optimizer import scales_loss, unwrap_optimizer, wrap_optimizer
+from precision_bert.islands import find_islands, keep_islands, note_switched
+from precision_bert.layer_policies import (
+    HALF,
+    is_container,
+    layer_path,
+    policy_name,
+    refresh_frozen_state,
+    set_policy,
+    switchable_layers,
+)
+from precision_bert.loss_scaling import scales_loss, unwrap_optimizer, wrap_optimizer
 from precision_bert.policies import SWITCHABLE_POLICIES, PolicyName, check_policy
-
-# Layers that compute in float32 whatever their model is switched to. Weak, so that a layer is
-# forgotten with its model; kept here rather than as an attribute, so that users' layers stay clean.
-_pinned: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
-
-# Layers that a switch has set. Their policy tells nothing about what their author wanted.
-_switched: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
-
-_HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,6 @@ class SwitchReport:
             f"{self.policy}: {len(self.changed)} layers changed, {len(self.unchanged)} had it, "
             f"{len(self.pinned)} stay in float32; loss scaling {self.loss_scaling}"
         )
-
-
-def pin_float32(*layers: keras.Layer) -> None:
-    """Makes layers float32 islands: they compute in float32 whatever their model is switched to.
-
-    Use it for a softmax or a head that must not run in half precision, in a model that is built in
-    float32. (In a model built in a mixed policy, a layer built with `dtype="float32"` is recognised
-    as an island by itself; in a float32 model nothing tells it from its neighbours.) The mark lives
-    as long as the layer object and is not saved with the model.
-
-    Args:
-        *layers: The layers; nested layers are pinned with them.
-
-    Raises:
-        TypeError: If one is no Keras layer.
-
-    Example:
-
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Softmax()])
-    >>> pin_float32(model.layers[-1])
-    >>> print(switch_precision(model, "mixed_float16"))
-    mixed_float16: 2 layers changed, 0 had it, 1 stay in float32; loss scaling none
-    """
-    for layer in layers:
-        if not isinstance(layer, keras.Layer):
-            raise TypeError(f"pin_float32 takes Keras layers. Received: {layer!r}.")
-        for part in layer._flatten_layers():
-            _set_policy(part, "float32")
-            _pinned.add(part)
 
 
 @contextlib.contextmanager
@@ -141,9 +112,9 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
     """
     policy = check_policy(policy)
     check_model(model)
-    layers = _switchable_layers(model)
-    islands = _islands(layers)
-    _pinned.update(islands)
+    layers = switchable_layers(model)
+    islands = find_islands(layers)
+    keep_islands(islands)
 
     changed, unchanged, pinned = [], [], []
     before = [(layer, layer._dtype_policy) for layer in layers]
@@ -152,18 +123,18 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
     try:
         for layer in layers:
             if layer in islands:
-                pinned.append(_path(layer))
-            elif _policy_name(layer) == policy:
-                unchanged.append(_path(layer))
+                pinned.append(layer_path(layer))
+            elif policy_name(layer) == policy:
+                unchanged.append(layer_path(layer))
             else:
-                _set_policy(layer, policy)
-                _switched.add(layer)
-                changed.append(_path(layer))
+                set_policy(layer, policy)
+                note_switched(layer)
+                changed.append(layer_path(layer))
         loss_scaling = _fit_optimizer(model, layers)
     except BaseException:  # an interrupt too must not leave half a switch
         for layer, previous in before:
             layer._dtype_policy = previous
-            _refresh_frozen_state(layer)
+            refresh_frozen_state(layer)
         if optimizer_before is not None:
             _set_optimizer(model, optimizer_before)
             optimizer_before.loss_scale_factor = factor_before
@@ -184,89 +155,26 @@ def check_model(model: object) -> None:
         raise TypeError(
             f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
         )
-    layers = _switchable_layers(model)
-    _check_switchable(layers, _islands(layers))
-
-
-def _switchable_layers(model: keras.Model) -> list[keras.Layer]:
-    # Keras' own way down: children of Functional graphs, attributes of subclassed models, cells,
-    # wrapped layers. An InputLayer computes nothing, and its dtype is its data's; a layer with a
-    # policy that is no float (a tokenizer, a lookup) has its dtype for its output.
-    return [
-        layer
-        for layer in model._flatten_layers()
-        if not isinstance(layer, keras.layers.InputLayer)
-        and keras.backend.is_float_dtype(layer.compute_dtype)
-    ]
-
-
-def _path(layer: keras.Layer) -> str:
-    return layer.path or layer.name  # an unbuilt layer has no path yet
-
-
-def _policy_name(layer: keras.Layer) -> str:
-    policy = layer._dtype_policy
-    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-        return policy[layer.path].name
-    return policy.name
-
-
-def _set_policy(layer: keras.Layer, policy: str) -> None:
-    # Not through the public setter: for a layer with a DTypePolicyMap that one writes into the
-    # user's map, which other layers and other models share.
-    layer._dtype_policy = keras.DTypePolicy(policy)
-    _refresh_frozen_state(layer)
-
-
-def _refresh_frozen_state(layer: keras.Layer) -> None:
-    # keras.layers.Normalization casts its mean and variance to the compute dtype once, when it is
-    # adapted or built. Both are recomputed from what it was given, in full precision.
-    if isinstance(layer, keras.layers.Normalization) and layer.built:
-        if layer.input_mean is None:
-            layer.finalize_state()
-        else:
-            layer.build(layer.get_build_config()["input_shape"])
+    layers = switchable_layers(model)
+    _check_switchable(layers, find_islands(layers))
 
 
 def _check_switchable(layers: list[keras.Layer], islands: set[keras.Layer]) -> None:
     for layer in layers:
         if layer.quantization_mode is not None:
             raise ValueError(
-                f"Layer {_path(layer)!r} is quantised ({_policy_name(layer)}) and cannot be "
+                f"Layer {layer_path(layer)!r} is quantised ({policy_name(layer)}) and cannot be "
                 "switched in place. Switch the model first, then quantise it."
             )
         for variable in layer._trainable_variables + layer._non_trainable_variables:
             # By the variable's real dtype: a policy that was set later says what it would be.
-            if variable.dtype in _HALF or (variable.dtype == "float64" and layer not in islands):
+            if variable.dtype in HALF or (variable.dtype == "float64" and layer not in islands):
                 raise ValueError(
-                    f"Layer {_path(layer)!r} keeps its variable {variable.name!r} in "
+                    f"Layer {layer_path(layer)!r} keeps its variable {variable.name!r} in "
                     f"{variable.dtype}, which a switch in place cannot change. Build the model "
                     "with a policy that keeps variables in float32 (one of "
                     f"{', '.join(map(repr, SWITCHABLE_POLICIES))})."
                 )
-
-
-def _is_container(layer: keras.Layer) -> bool:
-    # A model computes nothing itself, and its own policy is often not what its layers have.
-    return isinstance(layer, keras.Model)
-
-
-def _islands(layers: list[keras.Layer]) -> set[keras.Layer]:
-    """Returns the layers that compute in full precision among layers in half, or are pinned.
-
-    Their author put them there. Layers that a switch has set count on neither side: a backbone that
-    was switched with another model makes no island of this model's head. In a model with no layer
-    in half there is nothing to tell an island by, and only pinned layers are islands.
-    """
-    islands = {layer for layer in layers if layer in _pinned}
-    parts = [
-        layer
-        for layer in layers
-        if not _is_container(layer) and layer not in islands and layer not in _switched
-    ]
-    if any(layer.compute_dtype in _HALF for layer in parts):
-        islands |= {layer for layer in parts if layer.compute_dtype not in _HALF}
-    return islands
 
 
 def _computes_gradients_in_float16(model: keras.Model, layers: list[keras.Layer]) -> bool:
@@ -275,7 +183,7 @@ def _computes_gradients_in_float16(model: keras.Model, layers: list[keras.Layer]
     return (not model.built or bool(model.trainable_variables)) and any(
         layer.compute_dtype == "float16"
         for layer in layers
-        if not _is_container(layer) or layer._trainable_variables or not layer.built
+        if not is_container(layer) or layer._trainable_variables or not layer.built
     )
 
 
@@ -314,30 +222,9 @@ def renew_functions(model: keras.Model) -> None:
     # compile() would renew them too, but kills a running fit and resets more than that. Inside a
     # fit the train function is looked up anew for each step, so it must never be None.
     for part in model._flatten_layers():
-        if not _is_container(part):
+        if not is_container(part):
             continue
         part.test_function = None
         part.predict_function = None
         if getattr(part, "train_function", None) is not None:
             part.make_train_function(force=True)
-
-
-def compute_dtypes(model: keras.Model) -> dict[str, str]:
-    """Returns the dtype that each layer of `model` computes in, by the layer's path.
-
-    Args:
-        model: Any Keras model.
-
-    Example:
-
-    >>> head = keras.layers.Dense(2, name="head")
-    >>> model = keras.Sequential([keras.Input((4,)), head], name="net")
-    >>> _ = switch_precision(model, "mixed_bfloat16")
-    >>> compute_dtypes(model)["net/head"]
-    'bfloat16'
-    """
-    return {
-        _path(layer): layer.compute_dtype
-        for layer in _switchable_layers(model)
-        if not _is_container(layer)
-    }

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from precision_bert.loss_scale_optimizer import (
+from precision_bert.loss_scaling import (
     loss_scale_values,
     set_loss_scale_values,
     unwrapped,

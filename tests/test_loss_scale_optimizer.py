@@ -11,7 +11,7 @@ import pytest
 from models import dense_model
 
 from precision_bert import DynamicLossScaleOptimizer
-from precision_bert.loss_scale_optimizer import (
+from precision_bert.loss_scaling import (
     count_steps,
     current_loss_scale,
     unwrap_optimizer,

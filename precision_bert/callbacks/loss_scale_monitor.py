@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from precision_bert.loss_scale_optimizer import count_steps, current_loss_scale
+from precision_bert.loss_scaling import count_steps, current_loss_scale
 
 
 class LossScaleMonitor(keras.callbacks.Callback):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from precision_bert.loss_scale_optimizer import count_steps, current_loss_scale
+from precision_bert.loss_scaling import count_steps, current_loss_scale
 from precision_bert.memory import peak_memory, reset_peak_memory
 from precision_bert.schedules import PrecisionSchedule
 from precision_bert.staged_history import StageRecord
