@@ -17,7 +17,7 @@ import pathlib
 import shutil
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 
 # Nothing that imports TensorFlow stands above main(): --help has to answer at once, and a mistyped
 # flag must not cost the seconds that the import takes.
@@ -141,6 +141,8 @@ def main(argv):
 
     import precision_bert as pb
 
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # tfds tells of each file that it opens
     keras.utils.set_random_seed(FLAGS.seed)
     try:
         splits = load_splits(pb)
