@@ -20,7 +20,7 @@ from precision_bert.fine_tuning import (
     compile_classifier,
     fine_tuning_optimizer,
 )
-from precision_bert.islands import pin_float32
+from precision_bert.islands import pin_float32, unpin_float32
 from precision_bert.layer_policies import compute_dtypes
 from precision_bert.loss_scale import LossScaleRule
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
@@ -66,6 +66,7 @@ __all__ = [
     "staged_fit",
     "switch_precision",
     "two_stage_fit",
+    "unpin_float32",
 ]
 
 # Imported when first asked for: keras_nlp brings TensorFlow Text along, which nobody needs who

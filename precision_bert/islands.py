@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import weakref
 from collections.abc import Iterable
 
@@ -42,18 +43,91 @@ def pin_float32(*layers: keras.Layer) -> None:
     for layer in layers:
         if not isinstance(layer, keras.Layer):
             raise TypeError(f"pin_float32 takes Keras layers. Received: {layer!r}.")
+    for layer in layers:
         for part in layer._flatten_layers():
             set_policy(part, "float32")
             _pinned.add(part)
 
 
-def find_islands(layers: list[keras.Layer]) -> set[keras.Layer]:
+def unpin_float32(*layers: keras.Layer) -> None:
+    """Takes back `pin_float32`: the layers follow their model's next switch again.
+
+    Args:
+        *layers: The layers; nested layers are unpinned with them. One that is no island is left as
+            it is.
+
+    Raises:
+        TypeError: If one is no Keras layer.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> pin_float32(model.layers[0])
+    >>> unpin_float32(model.layers[0])
+    >>> from precision_bert.switching import switch_precision
+    >>> switch_precision(model, "mixed_float16").pinned
+    ()
+    """
+    for layer in layers:
+        if not isinstance(layer, keras.Layer):
+            raise TypeError(f"unpin_float32 takes Keras layers. Received: {layer!r}.")
+    for layer in layers:
+        for part in layer._flatten_layers():
+            _pinned.discard(part)
+            # What it computes in now is no longer its author's wish.
+            _switched.add(part)
+
+
+def select_layers(
+    layers: dict[keras.Layer, str], wanted: Iterable[keras.Layer | type | str]
+) -> list[keras.Layer]:
+    """Returns those of `layers` that `wanted` names.
+
+    Args:
+        layers: A model's layers with their paths.
+        wanted: Layers, layer classes, or paths or names, in which `*` stands for anything.
+
+    Raises:
+        TypeError: If `wanted` holds something else, or is no list.
+        ValueError: If one of it names none of `layers`: a typing error would otherwise train in
+            half precision what should not.
+    """
+    if isinstance(wanted, (str, keras.Layer, type)):
+        raise TypeError(f"keep_float32 must be a list, as in [{wanted!r}]. Received: {wanted!r}.")
+    found: dict[keras.Layer, None] = {}
+    for one in wanted:
+        if isinstance(one, str):
+            chosen = [
+                layer
+                for layer, path in layers.items()
+                if fnmatch.fnmatchcase(path, one) or layer.name == one
+            ]
+        elif isinstance(one, type) and issubclass(one, keras.Layer):
+            chosen = [layer for layer in layers if isinstance(layer, one)]
+        elif isinstance(one, keras.Layer):
+            chosen = [layer for layer in layers if layer is one]
+        else:
+            raise TypeError(
+                "keep_float32 takes layers, layer classes, and layer paths or names. Received: "
+                f"{one!r} of type {type(one).__name__}."
+            )
+        if not chosen:
+            raise ValueError(
+                f"keep_float32 names no layer of the model. Received: {one!r}. Its layers: "
+                f"{', '.join(layers.values())}."
+            )
+        found |= dict.fromkeys(chosen)
+    return list(found)
+
+
+def find_islands(layers: Iterable[keras.Layer]) -> set[keras.Layer]:
     """Returns the layers that compute in full precision among layers in half, or are pinned.
 
     Their author put them there. Layers that a switch has set count on neither side: a backbone that
     was switched with another model makes no island of this model's head. In a model with no layer
     in half there is nothing to tell an island by, and only pinned layers are islands.
     """
+    layers = list(layers)
     islands = {layer for layer in layers if layer in _pinned}
     parts = [
         layer
@@ -70,6 +144,22 @@ def keep_islands(islands: Iterable[keras.Layer]) -> None:
     _pinned.update(islands)
 
 
+def is_pinned(layer: keras.Layer) -> bool:
+    """Tells whether a layer is remembered as an island."""
+    return layer in _pinned
+
+
 def note_switched(layer: keras.Layer) -> None:
     """Remembers that a layer's policy is a switch's doing, and no sign of its author's wish."""
     _switched.add(layer)
+
+
+def marks(layer: keras.Layer) -> tuple[bool, bool]:
+    """Returns what is remembered of a layer, for `restore_marks`."""
+    return layer in _pinned, layer in _switched
+
+
+def restore_marks(layer: keras.Layer, before: tuple[bool, bool]) -> None:
+    """Gives a layer the marks that it had before."""
+    for remembered, was_in in zip((_pinned, _switched), before, strict=True):
+        (remembered.add if was_in else remembered.discard)(layer)

@@ -2,55 +2,135 @@
 
 from __future__ import annotations
 
+import weakref
+
 import keras
 
 HALF = ("float16", "bfloat16")
 """The dtypes that a layer in half precision computes in."""
 
+# The DTypePolicyMap that a layer was made with. A switch gives the layer a map of its own, derived
+# from this one each time, so that what its author wrote for single layers is there again after a
+# float32 stage.
+_author_maps: weakref.WeakKeyDictionary[keras.Layer, keras.dtype_policies.DTypePolicyMap] = (
+    weakref.WeakKeyDictionary()
+)
 
-def switchable_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers of `model` that compute in a float dtype, containers included."""
-    # Keras' own way down: children of Functional graphs, attributes of subclassed models, cells,
-    # wrapped layers. An InputLayer computes nothing, and its dtype is its data's; a layer with a
-    # policy that is no float (a tokenizer, a lookup) has its dtype for its output.
-    return [
-        layer
-        for layer in model._flatten_layers()
+
+def switchable_layers(model: keras.Model) -> dict[keras.Layer, str]:
+    """Returns the layers of `model` that compute in a float dtype, containers included.
+
+    Returns:
+        The layers in Keras' order, each with a path that no other of them has; see `layer_paths`.
+    """
+    # An InputLayer computes nothing, and its dtype is its data's; a layer with a policy that is no
+    # float (a tokenizer, a lookup) has its dtype for its output.
+    return {
+        layer: path
+        for layer, path in layer_paths(model).items()
         if not isinstance(layer, keras.layers.InputLayer)
         and keras.backend.is_float_dtype(layer.compute_dtype)
-    ]
+    }
 
 
-def layer_path(layer: keras.Layer) -> str:
-    """Returns the path of a layer, or its name while it has no path because it is not built."""
-    return layer.path or layer.name
+def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
+    """Returns the path of every layer of `model`, each path once.
+
+    A path is what Keras says. Where a layer never entered its parent's name scope (the softmax of
+    an attention layer) it is the parent's path and the layer's name; where Keras' own is taken
+    already (layers of the same name in two containers) a number is added.
+    """
+    paths: dict[keras.Layer, str] = {}
+    taken: set[str] = set()
+
+    def visit(layer: keras.Layer, parent: keras.Layer | None) -> None:
+        if layer in paths:
+            return
+        path = layer.path or layer.name
+        # A container's layers have no common prefix: in Functional models none at all.
+        if parent is not None and not is_container(parent):
+            prefix = f"{paths[parent]}/"
+            path = path if path.startswith(prefix) else prefix + layer.name
+        number, unique = 1, path
+        while unique in taken:
+            number += 1
+            unique = f"{path}#{number}"
+        paths[layer] = unique
+        taken.add(unique)
+        # Keras' own way down: children of Functional graphs, attributes of subclassed models,
+        # cells, wrapped layers.
+        for child in layer._flatten_layers(include_self=False, recursive=False):
+            visit(child, layer)
+
+    visit(model, None)
+    return paths
 
 
 def policy_name(layer: keras.Layer) -> str:
     """Returns the name of the policy that holds for a layer, also under a `DTypePolicyMap`."""
     policy = layer._dtype_policy
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-        return policy[layer.path].name
+        policy = policy[layer.path] if layer.path else policy.default_policy
     return policy.name
 
 
-def set_policy(layer: keras.Layer, policy: str) -> None:
-    """Gives a layer a policy of its own, and renews what it computed from the one before."""
+def has_policy(layer: keras.Layer, policy: str) -> bool:
+    """Tells whether `set_policy` would leave a layer as it is."""
+    present = layer._dtype_policy
+    if isinstance(present, keras.dtype_policies.DTypePolicyMap):
+        # Not by get_config: Keras' own takes the names off the policies of a map without default.
+        return _names(_map_for(_author_maps.get(layer, present), policy)) == _names(present)
+    return present.name == policy
+
+
+def set_policy(layer: keras.Layer, policy: str) -> bool:
+    """Gives a layer a policy, and renews what it computed from the one before.
+
+    A layer with a `DTypePolicyMap` gets a map of its own with another default: in a half precision
+    stage single layers keep what the map says of them, in a float32 stage all are in float32.
+
+    Returns:
+        Whether the layer had to renew something.
+    """
     # Not through the public setter: for a layer with a DTypePolicyMap that one writes into the
     # user's map, which other layers and other models share.
-    layer._dtype_policy = keras.DTypePolicy(policy)
-    refresh_frozen_state(layer)
+    present = layer._dtype_policy
+    if isinstance(present, keras.dtype_policies.DTypePolicyMap):
+        layer._dtype_policy = _map_for(_author_maps.setdefault(layer, present), policy)
+    else:
+        layer._dtype_policy = keras.DTypePolicy(policy)
+    return refresh_frozen_state(layer)
 
 
-def refresh_frozen_state(layer: keras.Layer) -> None:
-    """Recomputes what a layer keeps in its compute dtype."""
+def _names(policies: keras.dtype_policies.DTypePolicyMap) -> dict[str, str]:
+    return {"": policies.default_policy.name} | {path: p.name for path, p in policies.items()}
+
+
+def _map_for(
+    author_map: keras.dtype_policies.DTypePolicyMap, policy: str
+) -> keras.dtype_policies.DTypePolicyMap:
+    default = keras.DTypePolicy(policy)
+    is_half = default.compute_dtype in HALF
+    return keras.dtype_policies.DTypePolicyMap(
+        default,
+        {
+            path: own if is_half or own.compute_dtype not in HALF else default
+            for path, own in author_map.items()
+        },
+    )
+
+
+def refresh_frozen_state(layer: keras.Layer) -> bool:
+    """Recomputes what a layer keeps in its compute dtype; tells whether there was something."""
     # keras.layers.Normalization casts its mean and variance to the compute dtype once, when it is
     # adapted or built. Both are recomputed from what it was given, in full precision.
-    if isinstance(layer, keras.layers.Normalization) and layer.built:
-        if layer.input_mean is None:
-            layer.finalize_state()
-        else:
-            layer.build(layer.get_build_config()["input_shape"])
+    if not isinstance(layer, keras.layers.Normalization) or not layer.built:
+        return False
+    if layer.input_mean is None:
+        layer.finalize_state()
+    else:
+        layer.build(layer.get_build_config()["input_shape"])
+    return True
 
 
 def is_container(layer: keras.Layer) -> bool:
@@ -75,7 +155,7 @@ def compute_dtypes(model: keras.Model) -> dict[str, str]:
     'bfloat16'
     """
     return {
-        layer_path(layer): layer.compute_dtype
-        for layer in switchable_layers(model)
+        path: layer.compute_dtype
+        for layer, path in switchable_layers(model).items()
         if not is_container(layer)
     }

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import keras
 
 from precision_bert.loss_scale import LossScaleRule
+
+# The variables of loss-scale optimizers, by the inner optimizer they last belonged to: a `compile`
+# with that inner optimizer throws the wrapper away, and its scale with it. Variables hold no
+# reference to the optimizer, so an entry lives as long as the inner optimizer does.
+own_variables: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, list[keras.Variable]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @keras.saving.register_keras_serializable(package="precision_bert")
@@ -110,6 +118,11 @@ class DynamicLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
+        own_variables[self.inner_optimizer] = [
+            self.step_counter,
+            self.dynamic_scale,
+            self.skipped_steps,
+        ]
 
     # Keras gives no public hook for what happens after a finite or a non-finite step: these two
     # methods are the hooks that its `apply` calls, also under tf.distribute.

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
+from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer, own_variables
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,12 @@ def wrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Op
         optimizer: Any Keras optimizer.
     """
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        known = own_variables.get(optimizer.inner_optimizer)
         optimizer = unwrap_optimizer(optimizer)
+        if known and not _has_moved(_parked[optimizer]):
+            # A `compile` has put a new scale around an optimizer whose scale is known.
+            values = {variable.name: variable_value(variable) for variable in known}
+            _parked[optimizer] = replace(_parked[optimizer], values=values)
     if scales_loss(optimizer):
         return optimizer
     factor = optimizer.loss_scale_factor
@@ -83,6 +88,12 @@ def wrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Op
                 if variable.name in parked.values:
                     variable.assign(parked.values[variable.name])
     return wrapper
+
+
+def _has_moved(parked: _Parked) -> bool:
+    """Tells whether a loss-scale optimizer has applied or skipped a step."""
+    moved = parked.values.get("dynamic_scale", parked.config["initial_scale"])
+    return bool(parked.values.get("step_counter", 0)) or moved != parked.config["initial_scale"]
 
 
 def unwrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import keras
 
-from precision_bert.islands import find_islands, keep_islands, note_switched
+from precision_bert.frozen_precision import frozen_precision, graph_casts, set_dtype
+from precision_bert.islands import (
+    find_islands,
+    keep_islands,
+    marks,
+    note_switched,
+    pin_float32,
+    restore_marks,
+    select_layers,
+)
 from precision_bert.layer_policies import (
     HALF,
+    has_policy,
     is_container,
-    layer_path,
     policy_name,
     refresh_frozen_state,
     set_policy,
@@ -30,7 +39,10 @@ class SwitchReport:
         policy: The policy that the model has now.
         changed: Paths of the layers whose policy changed.
         unchanged: Paths of the layers that had the policy already.
-        pinned: Paths of the layers that stay in float32, as their author wanted.
+        pinned: Paths of the float32 islands: the layers that stay in float32, as their author or
+            `keep_float32` wanted.
+        rebuilt: What was kept in the compute dtype and is computed anew: paths of layers with such
+            a state (an adapted `Normalization`), names of casts in a Functional graph.
         loss_scaling: What happened to the optimizer: `"added"`, `"removed"`, `"kept"`, or `"none"`
             where there was none and none is needed.
     """
@@ -39,13 +51,15 @@ class SwitchReport:
     changed: tuple[str, ...]
     unchanged: tuple[str, ...]
     pinned: tuple[str, ...]
+    rebuilt: tuple[str, ...]
     loss_scaling: str
 
     def __str__(self) -> str:
         """Returns the report in one line."""
+        rebuilt = f", rebuilt {', '.join(self.rebuilt)}" if self.rebuilt else ""
         return (
             f"{self.policy}: {len(self.changed)} layers changed, {len(self.unchanged)} had it, "
-            f"{len(self.pinned)} stay in float32; loss scaling {self.loss_scaling}"
+            f"{len(self.pinned)} stay in float32{rebuilt}; loss scaling {self.loss_scaling}"
         )
 
 
@@ -78,7 +92,12 @@ def precision_scope(policy: PolicyName) -> Iterator[None]:
         keras.config.set_dtype_policy(previous)
 
 
-def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
+def switch_precision(
+    model: keras.Model,
+    policy: PolicyName,
+    *,
+    keep_float32: Iterable[keras.Layer | type | str] = (),
+) -> SwitchReport:
     """Moves a live model to another precision policy, in place.
 
     Use it between two calls of `fit`, `evaluate` or `predict`; inside one `fit` use the callback
@@ -91,14 +110,19 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
     Args:
         model: Any Keras model whose variables are float32, compiled or not.
         policy: `"float32"`, `"mixed_float16"` or `"mixed_bfloat16"`.
+        keep_float32: Layers that stay in float32 from now on, as with `pin_float32`: layers, layer
+            classes, or paths or names with `*` for anything. `[keras.layers.Softmax]` keeps the
+            softmax of attention layers in float32, as PyTorch's autocast does.
 
     Returns:
         A `SwitchReport`; print it for a summary.
 
     Raises:
-        TypeError: If `model` is no Keras model.
-        ValueError: If the policy is unknown, or if a layer cannot be switched in place: one with
-            half-precision variables or a quantised one. The model is then as it was.
+        TypeError: If `model` is no Keras model, or `keep_float32` holds what is no layer.
+        ValueError: If the policy is unknown, if `keep_float32` names no layer of the model, or if a
+            layer cannot be switched in place: one with half-precision variables, a quantised one,
+            one that recorded a dtype or a constant when it was made. The message names it, and the
+            model is as it was.
 
     Example:
 
@@ -113,35 +137,76 @@ def switch_precision(model: keras.Model, policy: PolicyName) -> SwitchReport:
     policy = check_policy(policy)
     check_model(model)
     layers = switchable_layers(model)
-    islands = find_islands(layers)
-    keep_islands(islands)
-
-    changed, unchanged, pinned = [], [], []
-    before = [(layer, layer._dtype_policy) for layer in layers]
-    optimizer_before = getattr(model, "optimizer", None)
-    factor_before = getattr(optimizer_before, "loss_scale_factor", None)
+    kept = select_layers(layers, keep_float32)
+    before = _Before(model, layers)
+    rebuilt = []
     try:
-        for layer in layers:
-            if layer in islands:
-                pinned.append(layer_path(layer))
-            elif policy_name(layer) == policy:
-                unchanged.append(layer_path(layer))
-            else:
-                set_policy(layer, policy)
+        pin_float32(*kept)
+        islands = find_islands(layers)
+        keep_islands(islands)
+        followers = {layer: path for layer, path in layers.items() if layer not in islands}
+        for layer, path in followers.items():
+            if not has_policy(layer, policy):
+                if set_policy(layer, policy):
+                    rebuilt.append(path)
                 note_switched(layer)
-                changed.append(layer_path(layer))
+        compute_dtype = keras.DTypePolicy(policy).compute_dtype
+        for operation in before.cast_dtypes:
+            if operation.dtype != compute_dtype:
+                set_dtype(operation, compute_dtype)
+                rebuilt.append(operation.name)
+        _check_nothing_is_frozen(model, followers, compute_dtype, policy)
         loss_scaling = _fit_optimizer(model, layers)
     except BaseException:  # an interrupt too must not leave half a switch
-        for layer, previous in before:
-            layer._dtype_policy = previous
-            refresh_frozen_state(layer)
-        if optimizer_before is not None:
-            _set_optimizer(model, optimizer_before)
-            optimizer_before.loss_scale_factor = factor_before
+        before.restore()
         raise
-    if changed or getattr(model, "optimizer", None) is not optimizer_before:
+    changed = before.changed_policies()
+    if changed or rebuilt or getattr(model, "optimizer", None) is not before.optimizer:
         renew_functions(model)
-    return SwitchReport(policy, tuple(changed), tuple(unchanged), tuple(pinned), loss_scaling)
+    return SwitchReport(
+        policy,
+        changed=tuple(path for layer, path in followers.items() if layer in changed),
+        unchanged=tuple(path for layer, path in followers.items() if layer not in changed),
+        pinned=tuple(layers[layer] for layer in layers if layer in islands),
+        rebuilt=tuple(rebuilt),
+        loss_scaling=loss_scaling,
+    )
+
+
+class _Before:
+    """What a switch may change of a model, so that a failing one can leave it as it was."""
+
+    def __init__(self, model: keras.Model, layers: Iterable[keras.Layer]) -> None:
+        self._model = model
+        self._policies = {la: (la._dtype_policy, policy_name(la), marks(la)) for la in layers}
+        self.cast_dtypes = {op: op.dtype for op in graph_casts(model)}
+        self.optimizer = getattr(model, "optimizer", None)
+        self._factor = getattr(self.optimizer, "loss_scale_factor", None)
+
+    def changed_policies(self) -> set[keras.Layer]:
+        return {la for la, (_, name, _) in self._policies.items() if policy_name(la) != name}
+
+    def restore(self) -> None:
+        for layer, (policy, _, remembered) in self._policies.items():
+            layer._dtype_policy = policy
+            refresh_frozen_state(layer)
+            restore_marks(layer, remembered)
+        for operation, dtype in self.cast_dtypes.items():
+            operation.dtype = dtype
+        if self.optimizer is not None:
+            _set_optimizer(self._model, self.optimizer)
+            self.optimizer.loss_scale_factor = self._factor
+
+
+def _check_nothing_is_frozen(
+    model: keras.Model, layers: dict[keras.Layer, str], compute_dtype: str, policy: str
+) -> None:
+    for finding in frozen_precision(model, layers, compute_dtype):
+        raise ValueError(
+            f"The model cannot be switched to {policy!r} in place: {finding}, which no policy "
+            f"reaches. Build the model anew with rebuild_precision(model, {policy!r}), or write "
+            "the layer so that it takes the dtype from self.compute_dtype when it is called."
+        )
 
 
 def check_model(model: object) -> None:
@@ -159,25 +224,25 @@ def check_model(model: object) -> None:
     _check_switchable(layers, find_islands(layers))
 
 
-def _check_switchable(layers: list[keras.Layer], islands: set[keras.Layer]) -> None:
-    for layer in layers:
+def _check_switchable(layers: dict[keras.Layer, str], islands: set[keras.Layer]) -> None:
+    for layer, path in layers.items():
         if layer.quantization_mode is not None:
             raise ValueError(
-                f"Layer {layer_path(layer)!r} is quantised ({policy_name(layer)}) and cannot be "
+                f"Layer {path!r} is quantised ({policy_name(layer)}) and cannot be "
                 "switched in place. Switch the model first, then quantise it."
             )
         for variable in layer._trainable_variables + layer._non_trainable_variables:
             # By the variable's real dtype: a policy that was set later says what it would be.
             if variable.dtype in HALF or (variable.dtype == "float64" and layer not in islands):
                 raise ValueError(
-                    f"Layer {layer_path(layer)!r} keeps its variable {variable.name!r} in "
+                    f"Layer {path!r} keeps its variable {variable.name!r} in "
                     f"{variable.dtype}, which a switch in place cannot change. Build the model "
                     "with a policy that keeps variables in float32 (one of "
                     f"{', '.join(map(repr, SWITCHABLE_POLICIES))})."
                 )
 
 
-def _computes_gradients_in_float16(model: keras.Model, layers: list[keras.Layer]) -> bool:
+def _computes_gradients_in_float16(model: keras.Model, layers: Iterable[keras.Layer]) -> bool:
     # Gradients of a trainable layer pass through frozen ones too, so any layer counts. A container
     # counts where it has weights of its own, or has not made its layers yet.
     return (not model.built or bool(model.trainable_variables)) and any(
@@ -187,7 +252,7 @@ def _computes_gradients_in_float16(model: keras.Model, layers: list[keras.Layer]
     )
 
 
-def _fit_optimizer(model: keras.Model, layers: list[keras.Layer]) -> str:
+def _fit_optimizer(model: keras.Model, layers: Iterable[keras.Layer]) -> str:
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return "none"

@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a module imports from lower layers only.
 LAYERS = [
     {"_version", "policies", "layer_policies", "loss_scale", "memory", "scores", "sparse_f1"},
-    {"schedules", "loss_scale_optimizer", "islands", "staged_history"},
+    {"schedules", "loss_scale_optimizer", "islands", "frozen_precision", "staged_history"},
     {"loss_scaling"},
     {"switching", "learning_rate", "input_checks", "training_state"},
     {"callbacks", "fit_arguments"},
@@ -30,6 +30,7 @@ NEITHER_KERAS_NOR_TENSORFLOW = {"policies", "schedules", "staged_history", "_ver
 FOR_LEAVES = {"policies", "islands"}
 
 PRIVATE_ALLOWED = {
+    "frozen_precision",
     "input_checks",
     "islands",
     "layer_policies",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import keras
 import numpy as np
@@ -12,13 +11,7 @@ import tensorflow as tf
 from keras import layers, ops
 from models import MODELS, dense_model
 
-from precision_bert import (
-    DynamicLossScaleOptimizer,
-    compute_dtypes,
-    pin_float32,
-    precision_scope,
-    switch_precision,
-)
+from precision_bert import compute_dtypes, precision_scope, switch_precision
 from precision_bert.policies import SWITCHABLE_POLICIES
 
 # Keras' UnitNormalization meets its epsilon in half precision, also in a model built that way.
@@ -156,220 +149,109 @@ def test_the_report_names_every_layer_once(name):
     assert again.changed == () and sorted(again.unchanged) == sorted(report.changed)
 
 
-class TestLossScaling:
-    @pytest.mark.parametrize(
-        ("policy", "scaled"),
-        [("mixed_float16", True), ("mixed_bfloat16", False), ("float32", False)],
-    )
-    def test_it_is_there_exactly_where_gradients_are_computed_in_float16(self, policy, scaled):
-        model = dense_model(optimizer="adam", loss="mse")
-        switch_precision(model, policy)
-        assert isinstance(model.optimizer, DynamicLossScaleOptimizer) is scaled
+def test_a_model_with_lora_switches_like_one_that_was_built_in_the_target_policy():
+    def with_lora(policy):
+        keras.utils.set_random_seed(4)
+        model = dense_model(policy)
+        model.get_layer("hidden").enable_lora(2)
+        return model
 
-    def test_it_is_decided_from_the_layers_not_from_the_container(self):
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, layers.Dense(1, dtype="mixed_float16")(inputs))
-        model.compile("sgd", "mse")  # the container is float32: Keras adds no loss scale
-        assert not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        report = switch_precision(model, "mixed_float16")
-        assert report.loss_scaling == "added"
-
-    def test_a_model_with_a_policy_map_gets_it(self):
-        policies = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_float16")
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, layers.Dense(1, dtype=policies, name="d")(inputs))
-        model.compile("sgd", "mse")
-        assert not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        switch_precision(model, "mixed_float16")
-        assert isinstance(model.optimizer, DynamicLossScaleOptimizer)
-
-    def test_a_policy_map_of_the_user_is_not_written_to(self):
-        policies = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_float16")
-        policies["d"] = keras.DTypePolicy("float32")
-        inputs = keras.Input((4,))
-        hidden = layers.Dense(1, dtype=policies, name="h")(inputs)
-        model = keras.Model(inputs, layers.Dense(1, dtype=policies, name="d")(hidden))
-        before = policies.get_config()
-        switch_precision(model, "mixed_bfloat16")
-        assert policies.get_config() == before
-        assert compute_dtypes(model) == {"h": "bfloat16", "d": "float32"}
-
-    def test_frozen_layers_in_float16_need_none(self):
-        model = dense_model(optimizer="adam", loss="mse")
-        model.trainable = False
-        assert switch_precision(model, "mixed_float16").loss_scaling == "none"
-
-    def test_a_model_with_weights_of_its_own_gets_it(self):
-        class Own(keras.Model):
-            def build(self, shape):
-                self.w = self.add_weight(shape=(4, 1), name="w")
-
-            def call(self, x):
-                return keras.ops.matmul(x, self.w)
-
-        model = Own()
-        model.build((None, 4))
-        model.compile("sgd", "mse")
-        assert switch_precision(model, "mixed_float16").loss_scaling == "added"
-
-    def test_a_frozen_float16_layer_between_float32_ones_needs_it(self):
-        inputs = keras.Input((4,))
-        hidden = layers.Dense(4, dtype="float32")(inputs)
-        frozen = layers.Dense(4, dtype="mixed_float16", trainable=False)
-        model = keras.Model(inputs, layers.Dense(1, dtype="float32")(frozen(hidden)))
-        model.compile("sgd", "mse")
-        assert switch_precision(model, "mixed_float16").loss_scaling == "added"
-
-    def test_a_schedule_without_a_config_is_no_obstacle(self, xy):
-        class Custom(keras.optimizers.schedules.LearningRateSchedule):
-            def __call__(self, step):
-                return 0.01
-
-        model = dense_model(optimizer=keras.optimizers.SGD(Custom()), loss="mse")
-        for policy in ("mixed_float16", "float32", "mixed_float16"):
-            switch_precision(model, policy)
-            assert np.isfinite(model.fit(*xy, verbose=0).history["loss"]).all()
-
-    @pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
-    def test_a_saved_model_comes_back_with_optimizer_and_loss_scale(self, policy, xy, tmp_path):
-        model = dense_model(optimizer="adam", loss="mse")
-        switch_precision(model, "mixed_float16")
-        model.fit(*xy, batch_size=8, verbose=0)
-        switch_precision(model, policy)
-        model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
-        assert type(again.optimizer) is type(model.optimizer)
-        for one, other in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
-            assert bits(one) == bits(other)
-
-    def test_a_train_step_that_never_scales_its_loss_is_warned_of(self, xy):
-        class Unscaled(keras.Sequential):
-            def train_step(self, data):
-                x, y = data
-                with tf.GradientTape() as tape:
-                    outputs = keras.ops.cast(self(x, training=True), "float32")
-                    loss = keras.ops.mean(keras.ops.square(outputs - y))
-                gradients = tape.gradient(loss, self.trainable_variables)
-                self.optimizer.apply_gradients(
-                    zip(gradients, self.trainable_variables, strict=True)
-                )
-                return {"loss": loss}
-
-        model = Unscaled([keras.Input((4,)), layers.Dense(1)])
-        model.compile("sgd", "mse")
-        switch_precision(model, "mixed_float16")
-        with pytest.warns(RuntimeWarning, match="scale_loss was never called"):
-            model.fit(*xy, verbose=0)
-
-    def test_an_uncompiled_model_needs_none_yet(self):
-        assert switch_precision(dense_model(), "mixed_float16").loss_scaling == "none"
-
-    def test_the_inner_optimizer_goes_on_as_the_same_object_with_its_state(self, xy):
-        x, y = xy
-        model = dense_model(optimizer=keras.optimizers.Adam(0.01), loss="mse")
-        model.fit(x, y, epochs=2, batch_size=8, verbose=0)
-        inner = model.optimizer
-        state = [bits(v) for v in inner.variables]
-        for policy in ("mixed_float16", "mixed_bfloat16", "mixed_float16", "float32"):
-            switch_precision(model, policy)
-            wrapped = model.optimizer
-            assert getattr(wrapped, "inner_optimizer", wrapped) is inner
-            assert [bits(v) for v in inner.variables] == state
-        assert model.optimizer is inner
-        assert int(inner.iterations) == 8
-
-    def test_scale_and_streak_are_carried_over_a_float32_stage(self, xy):
-        x, y = xy
-        model = dense_model(optimizer="sgd", loss="mse")
-        switch_precision(model, "mixed_float16")
-        model.fit(x, y, batch_size=8, verbose=0)
-        model.optimizer.dynamic_scale.assign(4096.0)
-        model.optimizer.step_counter.assign(4)
-        for policy in ("float32", "mixed_float16", "mixed_bfloat16", "mixed_float16"):
-            switch_precision(model, policy)
-        assert float(model.optimizer.dynamic_scale) == 4096.0
-        assert int(model.optimizer.step_counter) == 4
+    x = np.random.RandomState(2).randn(4, 4).astype("float32")
+    switched = with_lora("float32")
+    for layer_weight in switched.trainable_variables:
+        layer_weight.assign(layer_weight + 0.1)  # LoRA's second matrix begins at zero
+    for policy in ("mixed_float16", "mixed_bfloat16", "float32"):
+        reference = with_lora(policy)
+        reference.set_weights(switched.get_weights())
+        switch_precision(switched, policy)
+        assert bits(switched(x)) == bits(reference(x))
 
 
-class TestIslands:
-    def test_a_layer_pinned_by_its_author_stays_pinned(self):
-        with precision_scope("mixed_float16"):
+class TestSharedLayers:
+    """A backbone in two models: both compute in its precision, each has functions of its own."""
+
+    def two_models(self):
+        backbone = dense_model()
+        models = []
+        for name in ("one", "two"):
             inputs = keras.Input((4,))
-            hidden = layers.Dense(3, name="d")(inputs)
-            soft = layers.Activation("softmax", dtype="float32", name="soft")(hidden)
-            model = keras.Model(inputs, soft)
-        for policy in ("float32", "mixed_float16", "mixed_bfloat16", "float32", "mixed_float16"):
-            report = switch_precision(model, policy)
-            assert report.pinned == ("soft",)
-            assert compute_dtypes(model) == {
-                "d": keras.DTypePolicy(policy).compute_dtype,
-                "soft": "float32",
-            }
+            models.append(keras.Model(inputs, layers.Dense(1, name=name)(backbone(inputs))))
+            models[-1].compile("sgd", "mse")
+        return models
 
-    def test_a_head_built_in_float32_on_a_mixed_body_is_an_island(self):
-        inputs = keras.Input((4,))
-        hidden = layers.Dense(3, name="body", dtype="mixed_float16")(inputs)
-        model = keras.Model(inputs, layers.Dense(2, name="head")(hidden))
-        switch_precision(model, "mixed_bfloat16")
-        assert compute_dtypes(model) == {"body": "bfloat16", "head": "float32"}
-
-    def test_a_backbone_switched_with_another_model_makes_no_island_of_this_ones_head(self):
-        backbone = layers.Dense(3, name="body")
-        first, second = (keras.Input((4,)) for _ in range(2))
-        one = keras.Model(first, layers.Dense(2, name="h1")(backbone(first)))
-        two = keras.Model(second, layers.Dense(2, name="h2")(backbone(second)))
+    def test_switching_the_second_too_makes_all_of_it_right(self, xy):
+        one, two = self.two_models()
+        two.predict(xy[0], verbose=0)
         switch_precision(one, "mixed_float16")
-        assert switch_precision(two, "mixed_float16").pinned == ()
-        assert compute_dtypes(two) == {"body": "float16", "h2": "float16"}
-        switch_precision(one, "float32")
-        with precision_scope("mixed_float16"):
-            third = keras.Input((4,))
-            three = keras.Model(third, layers.Dense(2, name="h3")(backbone(third)))
-        switch_precision(three, "mixed_bfloat16")
-        assert compute_dtypes(three) == {"body": "bfloat16", "h3": "bfloat16"}
+        report = switch_precision(two, "mixed_float16")
+        assert report.pinned == () and report.loss_scaling == "added"
+        assert set(compute_dtypes(two).values()) == {"float16"}
+        assert two.predict(xy[0], verbose=0).dtype == np.float16
 
-    def test_a_float32_model_has_none(self):
-        assert switch_precision(dense_model(), "mixed_float16").pinned == ()
+    def test_they_may_be_switched_back_in_any_order(self):
+        one, two = self.two_models()
+        for model in (one, two, two, one):
+            switch_precision(model, "mixed_float16")
+        for model in (two, one):
+            switch_precision(model, "float32")
+            assert set(compute_dtypes(model).values()) == {"float32"}
+        assert not isinstance(two.optimizer, keras.optimizers.LossScaleOptimizer)
 
-    def test_pin_float32_makes_one_in_a_float32_model(self):
-        model = dense_model()
-        pin_float32(model.get_layer("head"))
-        switch_precision(model, "mixed_float16")
-        assert compute_dtypes(model) == {"hidden": "float16", "head": "float32"}
 
-    def test_pin_float32_brings_a_half_layer_back(self):
-        layer = layers.Dense(2, dtype="mixed_float16")
-        pin_float32(layer)
-        assert layer.compute_dtype == "float32"
+def alive():
+    """How many objects of each kind there are."""
+    gc.collect()
+    objects = gc.get_objects()
+    kinds = {
+        "tensors": tf.Tensor,
+        "variables": (tf.Variable, keras.Variable),
+        "layers": keras.Layer,
+        "optimizers": keras.Optimizer,
+    }
+    counts = {name: sum(isinstance(o, kind) for o in objects) for name, kind in kinds.items()}
+    return counts | {"functions": sum(type(o).__name__ == "FuncGraph" for o in objects)}
 
-    def test_pin_float32_reaches_the_layers_inside(self):
-        layer = layers.Bidirectional(layers.LSTM(2))
-        model = keras.Sequential([keras.Input((3, 4)), layer, layers.Dense(1, name="d")])
-        pin_float32(layer)
-        report = switch_precision(model, "mixed_float16")
-        assert len(report.pinned) == len(layer._flatten_layers())
 
-    def test_pin_float32_refuses_what_is_no_layer(self):
-        with pytest.raises(TypeError, match="takes Keras layers"):
-            pin_float32("head")
+def there_and_back(model):
+    for policy in ("mixed_float16", "float32"):
+        switch_precision(model, policy)
+        yield
 
-    def test_a_layer_whose_dtype_is_no_float_is_none_of_the_switchs_business(self):
-        words = keras.Input((3,), dtype="string")
-        hashing = layers.Hashing(4, name="hashing")
-        model = keras.Model(words, layers.Embedding(4, 2, name="embed")(hashing(words)))
-        before = hashing.dtype_policy.name
-        assert before == "int64"
-        report = switch_precision(model, "mixed_float16")
-        assert hashing.dtype_policy.name == before
-        assert report.changed == (model.name, "embed")
 
-    def test_pinning_keeps_no_layer_alive(self):
-        layer = layers.Dense(2)
-        pin_float32(layer)
-        alive = weakref.ref(layer)
-        del layer
-        gc.collect()
-        assert alive() is None
+def test_switching_a_hundred_times_leaves_nothing_behind(xy):
+    model = dense_model(optimizer="adam", loss="mse")
+    model.train_on_batch(*xy)
+    model.predict_on_batch(xy[0])
+    list(there_and_back(model))
+    before = alive()
+    for _ in range(100):
+        list(there_and_back(model))
+    assert alive() == before
+
+
+def test_a_new_trace_after_a_switch_leaves_behind_what_it_does_in_keras_and_no_more(xy):
+    # TensorFlow never forgets the custom gradients of a traced function, nor its graph with them:
+    # that is so whenever a model is compiled and trained again.
+    model = dense_model(optimizer="adam", loss="mse")
+
+    def anew_by_keras():
+        for _ in range(2):
+            model.make_train_function(force=True)
+            yield
+
+    def growth(renewing):
+        for _ in renewing():
+            model.train_on_batch(*xy)
+        before = alive()
+        for _ in range(2):
+            for _ in renewing():
+                model.train_on_batch(*xy)
+        return {kind: count - before[kind] for kind, count in alive().items()}
+
+    keras_own, ours = growth(anew_by_keras), growth(lambda: there_and_back(model))
+    assert ours["functions"] <= keras_own["functions"] + 2 * 2  # two branches around a loss scale
+    for kind in ("variables", "layers", "optimizers"):
+        assert ours[kind] <= keras_own[kind] == 0, kind
 
 
 class TestRefusals:

@@ -1,0 +1,152 @@
+"""Finds the precision that no layer's policy reaches: dtypes recorded when a model was made."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from precision_bert.layer_policies import HALF
+
+# Operations of Functional graphs whose half dtype a switch has replaced: in float32 stages nothing
+# else tells them from casts to float32 that their author wrote.
+_following: weakref.WeakSet[keras.Operation] = weakref.WeakSet()
+
+_FULL = ("float32", "float64")
+
+# What Keras itself records on a layer: never read again by `call`.
+_BOOKKEEPING = frozenset({"_dtype_policy", "_losses", "_loss_ids"})
+
+
+def graph_casts(model: keras.Model) -> list[keras.Operation]:
+    """Returns the operations of Functional graphs that have a half-precision dtype of their own.
+
+    `keras.ops.cast(h, "float16")` between two layers is one: it belongs to no layer, so no policy
+    reaches it. Operations that `set_dtype` has moved to float32 are among them.
+
+    Args:
+        model: Any Keras model; graphs of nested models are looked through too.
+    """
+    return [
+        operation
+        for graph in _graphs(model)
+        for operation in graph.operations
+        if not isinstance(operation, keras.Layer)
+        and (operation in _following or _dtype(getattr(operation, "dtype", None)) in HALF)
+    ]
+
+
+def set_dtype(operation: keras.Operation, dtype: str) -> None:
+    """Gives an operation of `graph_casts` another dtype; it stays one of them."""
+    _following.add(operation)
+    operation.dtype = dtype
+
+
+def frozen_precision(
+    model: keras.Model, layers: dict[keras.Layer, str], compute_dtype: str
+) -> Iterator[str]:
+    """Describes what would go on in half precision although the layers have another policy.
+
+    Args:
+        model: Any Keras model whose layers have their new policies.
+        layers: Those of its layers that must follow the policy, with their paths.
+        compute_dtype: What the policy computes in.
+
+    Yields:
+        One description a finding, with the layer's or operation's name, for an error message.
+    """
+    for graph in _graphs(model):
+        for layer in graph.operations:
+            if isinstance(layer, keras.layers.InputLayer) and _is_other_half(
+                layer.dtype, compute_dtype
+            ):
+                yield f"input {layer.name!r} is declared as {layer.dtype}"
+        for node in itertools.chain.from_iterable(graph._nodes_by_depth.values()):
+            for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs)):
+                if _is_other_half(value, compute_dtype):
+                    yield f"operation {node.operation.name!r} has a constant in {_dtype(value)}"
+    for layer, path in layers.items():
+        held = _held_dtypes(layer)
+        for name, dtypes in held.items():
+            for dtype in dtypes:
+                if _is_other_half(dtype, layer.compute_dtype):
+                    yield f"layer {path!r} keeps {name!r} in {dtype}"
+        if layer.compute_dtype in HALF and any(
+            dtype in _FULL for dtypes in held.values() for dtype in dtypes
+        ):
+            for finding in _behind_its_twin(layer, held):
+                yield f"layer {path!r} keeps {finding}"
+
+
+def _behind_its_twin(layer: keras.Layer, held: dict[str, set[str]]) -> Iterator[str]:
+    """Compares what a layer in half keeps in full precision with a layer built in its policy.
+
+    A constant in float32 may be what the author wanted, or what `compute_dtype` was at the time.
+    """
+    random_state = random.getstate()  # initializers and dropout draw their seeds from it
+    try:
+        twin = type(layer).from_config(layer.get_config())
+        if layer.built:
+            twin.build_from_config(layer.get_build_config())
+    except Exception:  # a layer that cannot be made anew cannot be compared, whatever the reason
+        return
+    finally:
+        random.setstate(random_state)
+    twins = _held_dtypes(twin)
+    for name, dtypes in held.items():
+        if twins.get(name, dtypes) != dtypes:
+            yield (
+                f"{name!r} in {', '.join(sorted(dtypes))} (built in this policy it is in "
+                f"{', '.join(sorted(twins[name]))})"
+            )
+
+
+def _held_dtypes(layer: keras.Layer) -> dict[str, set[str]]:
+    """Returns the float dtypes that a layer's attributes are, or are held in, by attribute."""
+    held: dict[str, set[str]] = {}
+    for name, value in vars(layer).items():
+        if name in _BOOKKEEPING:
+            continue
+        dtypes = {_dtype(leaf) for leaf in _leaves(value)} & {*HALF, *_FULL}
+        if dtypes:
+            held[name] = dtypes
+    return held
+
+
+def _graphs(model: keras.Model) -> list[keras.Function]:
+    return [part for part in model._flatten_layers() if isinstance(part, keras.Function)]
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set)):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _is_other_half(value: Any, compute_dtype: str) -> bool:
+    dtype = _dtype(value)
+    return dtype in HALF and dtype != compute_dtype
+
+
+def _dtype(value: Any) -> str | None:
+    """Returns the dtype that a value is, or is held in; `None` where it has to do with none."""
+    # Variables and nested layers are looked at as such; a KerasTensor is what the graph was made
+    # with, and computes nothing.
+    if value is None or isinstance(value, (keras.Variable, keras.Layer, keras.KerasTensor)):
+        return None
+    if isinstance(value, keras.DTypePolicy):
+        return value.compute_dtype
+    if hasattr(value, "dtype") and hasattr(value, "shape"):  # a tensor or an array
+        value = value.dtype
+    try:
+        return keras.backend.standardize_dtype(value)
+    except (TypeError, ValueError):  # most attributes have nothing to do with dtypes
+        return None
