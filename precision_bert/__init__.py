@@ -6,6 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from precision_bert._version import __version__
+from precision_bert.audit import (
+    PrecisionAudit,
+    PrecisionAuditError,
+    audit_precision,
+    audit_train_function,
+)
 from precision_bert.callbacks import LossScaleMonitor, PrecisionSwitch
 from precision_bert.data import (
     GLUE_TASKS,
@@ -42,6 +48,8 @@ __all__ = [
     "DynamicLossScaleOptimizer",
     "LossScaleMonitor",
     "LossScaleRule",
+    "PrecisionAudit",
+    "PrecisionAuditError",
     "PrecisionSchedule",
     "PrecisionSwitch",
     "Stage",
@@ -51,6 +59,8 @@ __all__ = [
     "TextExamples",
     "WarmupLinearDecay",
     "__version__",
+    "audit_precision",
+    "audit_train_function",
     "bert_classifier",
     "compile_classifier",
     "completed_epochs",

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from precision_bert.layer_policies import HALF
+from precision_bert.policies import HALF
 
 # Operations of Functional graphs whose half dtype a switch has replaced: in float32 stages nothing
 # else tells them from casts to float32 that their author wrote.
@@ -111,7 +111,7 @@ def _held_dtypes(layer: keras.Layer) -> dict[str, set[str]]:
     for name, value in vars(layer).items():
         if name in _BOOKKEEPING:
             continue
-        dtypes = {_dtype(leaf) for leaf in _leaves(value)} & {*HALF, *_FULL}
+        dtypes = {dtype for dtype in map(_dtype, _leaves(value)) if dtype in (*HALF, *_FULL)}
         if dtypes:
             held[name] = dtypes
     return held

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import keras
 
-from precision_bert.layer_policies import HALF, is_container, set_policy
+from precision_bert.layer_policies import is_container, set_policy
+from precision_bert.policies import HALF
 
 # Layers that compute in float32 whatever their model is switched to. Weak, so that a layer is
 # forgotten with its model; kept here rather than as an attribute, so that users' layers stay clean.

@@ -6,8 +6,7 @@ import weakref
 
 import keras
 
-HALF = ("float16", "bfloat16")
-"""The dtypes that a layer in half precision computes in."""
+from precision_bert.policies import HALF
 
 # The DTypePolicyMap that a layer was made with. A switch gives the layer a map of its own, derived
 # from this one each time, so that what its author wrote for single layers is there again after a

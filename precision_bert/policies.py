@@ -8,6 +8,9 @@ from typing import Literal, get_args
 # between them in place: only what is computed changes, never what is stored.
 PolicyName = Literal["float32", "mixed_float16", "mixed_bfloat16"]
 
+HALF = ("float16", "bfloat16")
+"""The dtypes that a layer in half precision computes in."""
+
 SWITCHABLE_POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 

@@ -32,6 +32,9 @@ class StageRecord:
             callbacks' work: validation, and whatever callbacks do.
         peak_memory_bytes: The most memory in use at once during the stage, in bytes.
         memory_source: Whose memory that is; see `PeakMemory`.
+        computes_in: What the stage's traced train step really computed in, as
+            `PrecisionAudit.summary()` says it; `None` where no traced step could be read
+            (`run_eagerly`, a custom `make_train_function`).
     """
 
     policy: PolicyName
@@ -46,6 +49,7 @@ class StageRecord:
     validation_seconds: float
     peak_memory_bytes: int
     memory_source: str
+    computes_in: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class StagedHistory:
     def __str__(self) -> str:
         """Returns a table with a row for each stage."""
         header = ["stage", "policy", "epochs", "applied", "skipped", "loss scale"]
-        header += ["seconds", "first step", "examples/s", "peak MiB"]
+        header += ["in half", "seconds", "first step", "examples/s", "peak MiB"]
         rows = [header]
         for index, stage in enumerate(self.stages):
             rows.append(
@@ -95,6 +99,7 @@ class StagedHistory:
                     str(stage.applied_steps),
                     _or_dash(stage.skipped_steps, "d"),
                     _or_dash(stage.loss_scale, ".0f"),
+                    _or_dash((stage.computes_in or {}).get("half_share"), ".0%"),
                     f"{stage.seconds:.1f}",
                     f"{stage.first_step_seconds:.1f}",
                     _or_dash(stage.examples_per_second, ".1f"),
@@ -106,6 +111,7 @@ class StagedHistory:
             "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
         ]
         sources = sorted({stage.memory_source for stage in self.stages})
+        lines.append("in half: share of the multiplying operations in half precision")
         lines.append(f"peak memory of: {', '.join(sources)}")
         return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import keras
 
-from precision_bert.frozen_precision import frozen_precision, graph_casts, set_dtype
+from precision_bert.frozen_precision import graph_casts, set_dtype
 from precision_bert.islands import (
     find_islands,
     keep_islands,
@@ -19,7 +19,6 @@ from precision_bert.islands import (
     select_layers,
 )
 from precision_bert.layer_policies import (
-    HALF,
     has_policy,
     is_container,
     policy_name,
@@ -28,7 +27,8 @@ from precision_bert.layer_policies import (
     switchable_layers,
 )
 from precision_bert.loss_scaling import scales_loss, unwrap_optimizer, wrap_optimizer
-from precision_bert.policies import SWITCHABLE_POLICIES, PolicyName, check_policy
+from precision_bert.policies import HALF, SWITCHABLE_POLICIES, PolicyName, check_policy
+from precision_bert.switch_proof import can_be_traced, check_switched
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ def switch_precision(
     check_model(model)
     layers = switchable_layers(model)
     kept = select_layers(layers, keep_float32)
+    trace = can_be_traced(model, layers)
     before = _Before(model, layers)
     rebuilt = []
     try:
@@ -155,7 +156,7 @@ def switch_precision(
             if operation.dtype != compute_dtype:
                 set_dtype(operation, compute_dtype)
                 rebuilt.append(operation.name)
-        _check_nothing_is_frozen(model, followers, compute_dtype, policy)
+        check_switched(model, layers, islands, policy, trace=trace)
         loss_scaling = _fit_optimizer(model, layers)
     except BaseException:  # an interrupt too must not leave half a switch
         before.restore()
@@ -196,17 +197,6 @@ class _Before:
         if self.optimizer is not None:
             _set_optimizer(self._model, self.optimizer)
             self.optimizer.loss_scale_factor = self._factor
-
-
-def _check_nothing_is_frozen(
-    model: keras.Model, layers: dict[keras.Layer, str], compute_dtype: str, policy: str
-) -> None:
-    for finding in frozen_precision(model, layers, compute_dtype):
-        raise ValueError(
-            f"The model cannot be switched to {policy!r} in place: {finding}, which no policy "
-            f"reaches. Build the model anew with rebuild_precision(model, {policy!r}), or write "
-            "the layer so that it takes the dtype from self.compute_dtype when it is called."
-        )
 
 
 def check_model(model: object) -> None:

@@ -183,6 +183,78 @@ class TestLayersThatFrozeADtype:
         assert "odd' keeps " in message and f"in {frozen}" in message
         assert "rebuild_precision" in message
 
+    @pytest.mark.parametrize(("source", "target"), OTHERS)
+    def test_a_cast_written_into_a_function_is_seen_by_tracing_it(self, source, target):
+        dtype = HALF_OF[source]
+
+        class Hidden(layers.Layer):
+            def call(self, x):
+                return tf.cast(tf.cast(x, dtype) * 0.5, x.dtype)
+
+        model = around(Hidden, source)
+        message = assert_unchanged_by(model, lambda: switch_precision(model, target))
+        assert f"odd' has 1 Cast to {dtype}" in message
+
+        with precision_scope(source):
+            model = keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    layers.Lambda(lambda x: tf.cast(tf.cast(x, dtype) * 0.5, x.dtype), name="odd"),
+                ]
+            )
+        message = assert_unchanged_by(model, lambda: switch_precision(model, target))
+        assert f"odd' has 1 Cast to {dtype}" in message
+
+    @pytest.mark.parametrize("policy", HALF_OF)
+    def test_a_layer_that_would_fail_in_its_call_is_named_with_its_error(self, policy):
+        constant = tf.constant(0.5)  # float32, whatever the policy
+
+        class Failing(layers.Layer):
+            def call(self, x):
+                return tf.multiply(x, constant)
+
+        model = around(Failing, "float32")
+        message = assert_unchanged_by(model, lambda: switch_precision(model, policy))
+        assert "/odd' fails when it is called" in message
+        assert keras.config.is_traceback_filtering_enabled()
+
+        class Containing(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.odd = Failing(name="odd")
+
+            def call(self, x):
+                return self.odd(x)
+
+        model = Containing()
+        message = assert_unchanged_by(model, lambda: switch_precision(model, policy))
+        assert "odd' fails when it is called" in message
+
+    def test_one_that_is_kept_in_float32_is_no_obstacle(self):
+        constant = tf.constant(0.5)
+
+        class Failing(layers.Layer):
+            def call(self, x):
+                return tf.multiply(x, constant)
+
+        model = around(Failing, "float32")
+        report = switch_precision(model, "mixed_float16", keep_float32=[Failing])
+        assert report.pinned == (f"{model.name}/odd",)
+        assert np.isfinite(model(X)).all()
+
+    def test_a_model_that_cannot_be_traced_is_switched_all_the_same(self):
+        class Eager(layers.Layer):
+            def call(self, x):
+                return ops.convert_to_tensor(np.asarray(x) * 0.5, x.dtype)
+
+            def compute_output_spec(self, x):
+                return keras.KerasTensor(x.shape, self.compute_dtype)
+
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, Eager(name="odd")(inputs))
+        switch_precision(model, "mixed_float16")
+        assert model(X).dtype == "float16"
+
     @pytest.mark.parametrize("source", SWITCHABLE_POLICIES)
     def test_a_float32_constant_that_its_author_wanted_is_no_obstacle(self, source):
         class Deliberate(layers.Layer):

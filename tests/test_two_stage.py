@@ -161,7 +161,40 @@ class TestRecord:
         record = two_stage_fit(seeded(dropout_model), *xy, epochs=2, switch_epoch=1, verbose=0)
         lines = str(record).splitlines()
         assert [line.split()[1] for line in lines[:3]] == ["policy", "mixed_float16", "float32"]
-        assert lines[3].startswith("peak memory of: ")
+        assert [line.split()[-5] for line in lines[1:3]] == ["100%", "0%"]
+        assert lines[3:] == [
+            "in half: share of the multiplying operations in half precision",
+            f"peak memory of: {record.stages[0].memory_source}",
+        ]
+
+    @pytest.mark.parametrize("steps", [1, 3], ids=["one step a stage", "three steps a stage"])
+    def test_it_says_what_each_stage_really_computed_in(self, steps, xy):
+        x, y = (part[: 8 * steps] for part in xy)
+        record = two_stage_fit(
+            seeded(dropout_model), x, y, epochs=2, switch_epoch=1, batch_size=8, verbose=0
+        )
+        low, high = (stage.computes_in for stage in record.stages)
+        # Two Dense layers: two products forward, two for the kernels, one for the hidden layer.
+        assert low["multiplies"] == {"float16": 5} and low["half_share"] == 1.0
+        assert high["multiplies"] == {"float32": 5} and high["half_share"] == 0.0
+        assert set(high["others"]) == {"float32"} and high["casts_to_half"] == {}
+
+    def test_where_no_traced_step_can_be_read_it_says_nothing(self, xy):
+        model = seeded(dropout_model)
+        model.compile("sgd", "mse", run_eagerly=True)
+        record = two_stage_fit(model, *xy, epochs=2, switch_epoch=1, verbose=0)
+        assert [stage.computes_in for stage in record.stages] == [None, None]
+
+    def test_a_float32_stage_with_something_in_half_is_warned_of(self, xy):
+        def half_loss(y, outputs):
+            return keras.ops.cast(
+                keras.ops.mean(keras.ops.cast(y - outputs, "float16") ** 2), y.dtype
+            )
+
+        model = seeded(dropout_model)
+        model.compile("sgd", half_loss)
+        with pytest.warns(RuntimeWarning, match=r"Stage 1 \(float32\).*\(loss\).*in float16"):
+            two_stage_fit(model, *xy, epochs=2, switch_epoch=1, verbose=0)
 
     def test_one_step_a_stage_has_no_throughput(self, xy):
         record = two_stage_fit(

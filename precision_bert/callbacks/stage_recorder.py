@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from precision_bert.audit import audit_train_function
 from precision_bert.loss_scaling import count_steps, current_loss_scale
 from precision_bert.memory import peak_memory, reset_peak_memory
 from precision_bert.schedules import PrecisionSchedule
@@ -31,6 +32,7 @@ class _Running:
     examples_after_first: float = 0.0
     peak_memory_bytes: int = 0
     memory_source: str = ""
+    computes_in: dict[str, Any] | None = None
 
 
 class StageRecorder(keras.callbacks.Callback):
@@ -76,6 +78,7 @@ class StageRecorder(keras.callbacks.Callback):
             self._is_tracing = False
             self._steps_in_first_call = batch
             self._stage.first_step_seconds += time.perf_counter() - self._begin
+            self._begin += self._audit()  # no part of the training
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Ends the epoch's training time where its validation begins."""
@@ -144,6 +147,7 @@ class StageRecorder(keras.callbacks.Callback):
                 validation_seconds=running.validation_seconds,
                 peak_memory_bytes=running.peak_memory_bytes,
                 memory_source=running.memory_source,
+                computes_in=running.computes_in,
             )
         )
 
@@ -164,6 +168,9 @@ class StageRecorder(keras.callbacks.Callback):
         if self._is_tracing:  # the epoch had one call only
             self._is_tracing = False
             stage.first_step_seconds += seconds
+            audit_seconds = self._audit()
+            self._training_end += audit_seconds
+            self._begin += audit_seconds
             return
         share = 1.0
         if self._steps_in_first_call:
@@ -171,6 +178,23 @@ class StageRecorder(keras.callbacks.Callback):
             steps -= stage.applied_at_start + (stage.skipped_at_start or 0)
             share = 1 - self._steps_in_first_call / max(steps, self._steps_in_first_call)
         stage.examples_after_first += examples * share
+
+    def _audit(self) -> float:
+        """Records what the train function that was just traced computes in; returns the seconds."""
+        begin = time.perf_counter()
+        policy = self._schedule.stages[self._stage.index].policy
+        audit = audit_train_function(self.model)
+        if audit is not None:
+            self._stage.computes_in = audit.summary()
+            stray = audit.stray_half(policy)
+            if stray:
+                warnings.warn(
+                    f"Stage {self._stage.index} ({policy}) does not compute as its policy says: "
+                    f"{'; '.join(stray)}.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return time.perf_counter() - begin
 
     def _examples_this_epoch(self) -> float:
         # Keras weights its loss tracker by batch size, so its count is the number of examples.
