@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/python examples/mrpc.py --demo --output_dir=runs/demo --overwrite
 
+# A file's tests stay in one process: some of them tell at their end what became of all.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

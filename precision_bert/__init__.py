@@ -30,7 +30,9 @@ from precision_bert.islands import pin_float32, unpin_float32
 from precision_bert.layer_policies import compute_dtypes
 from precision_bert.loss_scale import LossScaleRule
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
+from precision_bert.rebuilding import rebuild_precision
 from precision_bert.resuming import completed_epochs
+from precision_bert.saving import load_model, load_state, save_model
 from precision_bert.schedules import PrecisionSchedule, Stage
 from precision_bert.scores import glue_scores
 from precision_bert.staged_history import StagedHistory, StageRecord
@@ -71,8 +73,12 @@ __all__ = [
     "fine_tuning_optimizer",
     "glue_scores",
     "load_glue",
+    "load_model",
+    "load_state",
     "pin_float32",
     "precision_scope",
+    "rebuild_precision",
+    "save_model",
     "staged_fit",
     "switch_precision",
     "two_stage_fit",

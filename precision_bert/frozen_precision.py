@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from precision_bert.graph_dtypes import functional_graphs
 from precision_bert.policies import HALF
-
-# Operations of Functional graphs whose half dtype a switch has replaced: in float32 stages nothing
-# else tells them from casts to float32 that their author wrote.
-_following: weakref.WeakSet[keras.Operation] = weakref.WeakSet()
 
 _FULL = ("float32", "float64")
 
@@ -22,34 +18,10 @@ _FULL = ("float32", "float64")
 _BOOKKEEPING = frozenset({"_dtype_policy", "_losses", "_loss_ids"})
 
 
-def graph_casts(model: keras.Model) -> list[keras.Operation]:
-    """Returns the operations of Functional graphs that have a half-precision dtype of their own.
-
-    `keras.ops.cast(h, "float16")` between two layers is one: it belongs to no layer, so no policy
-    reaches it. Operations that `set_dtype` has moved to float32 are among them.
-
-    Args:
-        model: Any Keras model; graphs of nested models are looked through too.
-    """
-    return [
-        operation
-        for graph in _graphs(model)
-        for operation in graph.operations
-        if not isinstance(operation, keras.Layer)
-        and (operation in _following or _dtype(getattr(operation, "dtype", None)) in HALF)
-    ]
-
-
-def set_dtype(operation: keras.Operation, dtype: str) -> None:
-    """Gives an operation of `graph_casts` another dtype; it stays one of them."""
-    _following.add(operation)
-    operation.dtype = dtype
-
-
 def frozen_precision(
     model: keras.Model, layers: dict[keras.Layer, str], compute_dtype: str
 ) -> Iterator[str]:
-    """Describes what would go on in half precision although the layers have another policy.
+    """Describes what would not follow although the layers have their new policy.
 
     Args:
         model: Any Keras model whose layers have their new policies.
@@ -59,16 +31,15 @@ def frozen_precision(
     Yields:
         One description a finding, with the layer's or operation's name, for an error message.
     """
-    for graph in _graphs(model):
+    for graph in functional_graphs(model):
         for layer in graph.operations:
             if isinstance(layer, keras.layers.InputLayer) and _is_other_half(
                 layer.dtype, compute_dtype
             ):
                 yield f"input {layer.name!r} is declared as {layer.dtype}"
         for node in itertools.chain.from_iterable(graph._nodes_by_depth.values()):
-            for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs)):
-                if _is_other_half(value, compute_dtype):
-                    yield f"operation {node.operation.name!r} has a constant in {_dtype(value)}"
+            for dtype in _constants_that_stay(node, compute_dtype):
+                yield f"operation {node.operation.name!r} has a constant in {dtype}"
     for layer, path in layers.items():
         held = _held_dtypes(layer)
         for name, dtypes in held.items():
@@ -117,8 +88,30 @@ def _held_dtypes(layer: keras.Layer) -> dict[str, set[str]]:
     return held
 
 
-def _graphs(model: keras.Model) -> list[keras.Function]:
-    return [part for part in model._flatten_layers() if isinstance(part, keras.Function)]
+def _constants_that_stay(node: Any, compute_dtype: str) -> Iterator[str]:
+    """Yields the dtypes of a node's constants that a model built in the policy would not have."""
+    values = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+    for value in values:
+        if _is_other_half(value, compute_dtype):
+            yield str(_dtype(value))
+    if compute_dtype not in HALF or isinstance(node.operation, keras.Layer):
+        return
+    # `h * ops.cast(0.5, h.dtype)`, written for a float32 h: in half it would promote the product.
+    # A constant that only meets the model's inputs, which are float32 in any policy, would not.
+    if any(_follows_policy(tensor) for tensor in node.input_tensors):
+        for value in values:
+            if keras.ops.is_tensor(value) and _dtype(value) in _FULL:
+                yield str(_dtype(value))
+
+
+def _follows_policy(tensor: Any) -> bool:
+    """Tells whether a tensor of a Functional graph is a layer's output, or computed from one."""
+    if isinstance(tensor, keras.KerasTensor) and not keras.backend.is_float_dtype(tensor.dtype):
+        return False
+    operation, index, _ = tensor._keras_history
+    if operation is None or isinstance(operation, keras.Layer):
+        return operation is not None and not isinstance(operation, keras.layers.InputLayer)
+    return any(map(_follows_policy, operation._inbound_nodes[index].input_tensors))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 
 import keras
@@ -122,11 +123,12 @@ def select_layers(
 
 
 def find_islands(layers: Iterable[keras.Layer]) -> set[keras.Layer]:
-    """Returns the layers that compute in full precision among layers in half, or are pinned.
+    """Returns the layers that compute in full precision by their author's wish, or are pinned.
 
-    Their author put them there. Layers that a switch has set count on neither side: a backbone that
-    was switched with another model makes no island of this model's head. In a model with no layer
-    in half there is nothing to tell an island by, and only pinned layers are islands.
+    Among layers in half, those are the ones in full precision. In a model with no layer in half
+    only what a layer was given inside its parent can tell; see `_given_their_own_policy`. Layers
+    that a switch has set count on neither side: a backbone that was switched with another model
+    makes no island of this model's head.
     """
     layers = list(layers)
     islands = {layer for layer in layers if layer in _pinned}
@@ -136,8 +138,27 @@ def find_islands(layers: Iterable[keras.Layer]) -> set[keras.Layer]:
         if not is_container(layer) and layer not in islands and layer not in _switched
     ]
     if any(layer.compute_dtype in HALF for layer in parts):
-        islands |= {layer for layer in parts if layer.compute_dtype not in HALF}
-    return islands
+        return islands | {layer for layer in parts if layer.compute_dtype not in HALF}
+    return islands | (_given_their_own_policy(layers) & set(parts))
+
+
+def _given_their_own_policy(layers: list[keras.Layer]) -> set[keras.Layer]:
+    """Returns the layers that their parent made with `dtype="float32"`, and others with its own.
+
+    keras-nlp's decoders do so with the softmax of their attention. In a float32 model the dtype is
+    the same, but not the object: a layer that is given its parent's policy, or none, has the
+    parent's object or the global one, and one that is given a name has an object to itself.
+    """
+    num_users = Counter(id(layer._dtype_policy) for layer in layers)
+    num_users[id(keras.config.dtype_policy())] += 1
+    found = set()
+    for parent in layers:
+        if is_container(parent):
+            continue
+        children = parent._flatten_layers(include_self=False, recursive=False)
+        if any(child._dtype_policy is parent._dtype_policy for child in children):
+            found |= {child for child in children if num_users[id(child._dtype_policy)] == 1}
+    return found
 
 
 def keep_islands(islands: Iterable[keras.Layer]) -> None:

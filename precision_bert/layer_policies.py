@@ -73,6 +73,16 @@ def policy_name(layer: keras.Layer) -> str:
     return policy.name
 
 
+def author_map(layer: keras.Layer) -> keras.dtype_policies.DTypePolicyMap | None:
+    """Returns the `DTypePolicyMap` that a layer had before its first switch, if it had one."""
+    return _author_maps.get(layer)
+
+
+def remember_author_map(layer: keras.Layer, policies: keras.dtype_policies.DTypePolicyMap) -> None:
+    """Lets later switches of a layer derive its policy from a map."""
+    _author_maps[layer] = policies
+
+
 def has_policy(layer: keras.Layer, policy: str) -> bool:
     """Tells whether `set_policy` would leave a layer as it is."""
     present = layer._dtype_policy
@@ -82,11 +92,16 @@ def has_policy(layer: keras.Layer, policy: str) -> bool:
     return present.name == policy
 
 
-def set_policy(layer: keras.Layer, policy: str) -> bool:
+def set_policy(layer: keras.Layer, policy: str, *, refresh: bool = True) -> bool:
     """Gives a layer a policy, and renews what it computed from the one before.
 
     A layer with a `DTypePolicyMap` gets a map of its own with another default: in a half precision
     stage single layers keep what the map says of them, in a float32 stage all are in float32.
+
+    Args:
+        layer: The layer.
+        policy: The policy's name.
+        refresh: Whether to renew what it computed from the one before.
 
     Returns:
         Whether the layer had to renew something.
@@ -98,7 +113,7 @@ def set_policy(layer: keras.Layer, policy: str) -> bool:
         layer._dtype_policy = _map_for(_author_maps.setdefault(layer, present), policy)
     else:
         layer._dtype_policy = keras.DTypePolicy(policy)
-    return refresh_frozen_state(layer)
+    return refresh and refresh_frozen_state(layer)
 
 
 def _names(policies: keras.dtype_policies.DTypePolicyMap) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer, own_variables
@@ -211,3 +212,49 @@ def set_loss_scale_values(optimizer: keras.optimizers.Optimizer, values: dict[st
     # them and is parked here too, so what is missing is one that was made with the defaults.
     parked = _parked.get(optimizer) or _Parked(DynamicLossScaleOptimizer, {}, {})
     _parked[optimizer] = replace(parked, values=dict(values))
+
+
+def describe_parked(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
+    """Returns the loss scale that was put aside for an optimizer, ready for JSON.
+
+    Args:
+        optimizer: An optimizer without a loss scale.
+
+    Returns:
+        `"optimizer"`, the serialized loss-scale optimizer around one that does nothing (so that
+        Keras keeps the class too, also a user's own), and `"values"` of its variables by name;
+        `None` if none was put aside.
+    """
+    parked = _parked.get(optimizer)
+    if parked is None:
+        return None
+    around_nothing = parked.optimizer_class(keras.optimizers.SGD(), **parked.config)
+    return {
+        "optimizer": keras.saving.serialize_keras_object(around_nothing),
+        "values": {name: np.asarray(value).tolist() for name, value in parked.values.items()},
+    }
+
+
+def restore_parked(
+    optimizer: keras.optimizers.Optimizer,
+    scaling: keras.optimizers.Optimizer,
+    values: dict[str, Any],
+) -> None:
+    """Puts a loss scale aside for an optimizer, as `describe_parked` has described it.
+
+    Args:
+        optimizer: An optimizer without a loss scale.
+        scaling: A loss-scale optimizer with the settings, around any other.
+        values: Of its variables, by name.
+    """
+    _parked[optimizer] = _Parked(type(scaling), _settings(scaling), values)
+
+
+def parked_loss_scale_factor(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """Returns the `loss_scale_factor` that `optimizer` gets back when its loss scale goes."""
+    return _loss_scale_factors.get(optimizer)
+
+
+def park_loss_scale_factor(optimizer: keras.optimizers.Optimizer, factor: float) -> None:
+    """Sets the `loss_scale_factor` that `optimizer` gets back when its loss scale goes."""
+    _loss_scale_factors[optimizer] = factor

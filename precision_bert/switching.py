@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import keras
 
-from precision_bert.frozen_precision import graph_casts, set_dtype
+from precision_bert.graph_dtypes import follow, following_operations, set_dtype
 from precision_bert.islands import (
     find_islands,
     keep_islands,
@@ -42,7 +42,8 @@ class SwitchReport:
         pinned: Paths of the float32 islands: the layers that stay in float32, as their author or
             `keep_float32` wanted.
         rebuilt: What was kept in the compute dtype and is computed anew: paths of layers with such
-            a state (an adapted `Normalization`), names of casts in a Functional graph.
+            a state (an adapted `Normalization`), names of casts in a Functional graph and of inputs
+            that a `Sequential` model derived from its first layer.
         loss_scaling: What happened to the optimizer: `"added"`, `"removed"`, `"kept"`, or `"none"`
             where there was none and none is needed.
     """
@@ -152,12 +153,11 @@ def switch_precision(
                     rebuilt.append(path)
                 note_switched(layer)
         compute_dtype = keras.DTypePolicy(policy).compute_dtype
-        for operation in before.cast_dtypes:
-            if operation.dtype != compute_dtype:
-                set_dtype(operation, compute_dtype)
+        for operation in before.dtypes:
+            if follow(operation, compute_dtype):
                 rebuilt.append(operation.name)
         check_switched(model, layers, islands, policy, trace=trace)
-        loss_scaling = _fit_optimizer(model, layers)
+        loss_scaling = fit_loss_scale(model)
     except BaseException:  # an interrupt too must not leave half a switch
         before.restore()
         raise
@@ -180,7 +180,7 @@ class _Before:
     def __init__(self, model: keras.Model, layers: Iterable[keras.Layer]) -> None:
         self._model = model
         self._policies = {la: (la._dtype_policy, policy_name(la), marks(la)) for la in layers}
-        self.cast_dtypes = {op: op.dtype for op in graph_casts(model)}
+        self.dtypes = following_operations(model)
         self.optimizer = getattr(model, "optimizer", None)
         self._factor = getattr(self.optimizer, "loss_scale_factor", None)
 
@@ -192,10 +192,10 @@ class _Before:
             layer._dtype_policy = policy
             refresh_frozen_state(layer)
             restore_marks(layer, remembered)
-        for operation, dtype in self.cast_dtypes.items():
-            operation.dtype = dtype
+        for operation, dtype in self.dtypes.items():
+            set_dtype(operation, dtype)
         if self.optimizer is not None:
-            _set_optimizer(self._model, self.optimizer)
+            set_optimizer(self._model, self.optimizer)
             self.optimizer.loss_scale_factor = self._factor
 
 
@@ -206,12 +206,21 @@ def check_model(model: object) -> None:
         TypeError: If it is no `keras.Model`.
         ValueError: Naming the layer that is in the way.
     """
+    check_keras_model(model)
+    layers = switchable_layers(model)
+    _check_switchable(layers, find_islands(layers))
+
+
+def check_keras_model(model: object) -> None:
+    """Refuses what is no Keras model.
+
+    Raises:
+        TypeError: If it is no `keras.Model`.
+    """
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
         )
-    layers = switchable_layers(model)
-    _check_switchable(layers, find_islands(layers))
 
 
 def _check_switchable(layers: dict[keras.Layer, str], islands: set[keras.Layer]) -> None:
@@ -227,8 +236,8 @@ def _check_switchable(layers: dict[keras.Layer, str], islands: set[keras.Layer])
                 raise ValueError(
                     f"Layer {path!r} keeps its variable {variable.name!r} in "
                     f"{variable.dtype}, which a switch in place cannot change. Build the model "
-                    "with a policy that keeps variables in float32 (one of "
-                    f"{', '.join(map(repr, SWITCHABLE_POLICIES))})."
+                    "anew with rebuild_precision(model, policy), in a policy that keeps variables "
+                    f"in float32 (one of {', '.join(map(repr, SWITCHABLE_POLICIES))})."
                 )
 
 
@@ -242,7 +251,16 @@ def _computes_gradients_in_float16(model: keras.Model, layers: Iterable[keras.La
     )
 
 
-def _fit_optimizer(model: keras.Model, layers: Iterable[keras.Layer]) -> str:
+def fit_loss_scale(model: keras.Model) -> str:
+    """Puts a loss scale on a model's optimizer, or takes it off, as its layers need it.
+
+    Args:
+        model: Any Keras model, compiled or not.
+
+    Returns:
+        `SwitchReport.loss_scaling`.
+    """
+    layers = switchable_layers(model)
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return "none"
@@ -253,13 +271,19 @@ def _fit_optimizer(model: keras.Model, layers: Iterable[keras.Layer]) -> str:
     # Variables are made where the model's own live, also under tf.distribute.
     with model.distribute_strategy.scope():
         fitted = wrap_optimizer(optimizer) if needs_scale else unwrap_optimizer(optimizer)
-    _set_optimizer(model, fitted)
+    set_optimizer(model, fitted)
     if needs_scale:
         return "kept" if had_scale else "added"
     return "removed"
 
 
-def _set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+def set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives a compiled model another optimizer, also in what `model.save` writes.
+
+    Args:
+        model: The model.
+        optimizer: One whose variables belong to the model's, or that is not built yet.
+    """
     model.optimizer = optimizer
     # Keras saves the optimizer that compile was given, not the one that the model has. Without
     # this, a model saved in a float16 stage would come back without loss scale and moments.

@@ -17,13 +17,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a module imports from lower layers only.
 LAYERS = [
     {"_version", "policies", "loss_scale", "memory", "scores", "sparse_f1"},
-    {"layer_policies", "schedules", "loss_scale_optimizer", "staged_history"},
+    {"layer_policies", "graph_dtypes", "schedules", "loss_scale_optimizer", "staged_history"},
     {"islands", "frozen_precision", "loss_scaling"},
     {"audit"},
     {"switch_proof"},
     {"switching", "learning_rate", "input_checks", "training_state"},
     {"saving", "callbacks", "fit_arguments"},
-    {"resuming"},
+    {"resuming", "rebuilding"},
     {"two_stage"},
 ]
 LEAVES = {"bert", "bert_config", "bert_presets", "bert_text", "data", "fine_tuning", "sparse_f1"}
@@ -40,11 +40,14 @@ FOR_LEAVES = {"policies", "islands"}
 PRIVATE_ALLOWED = {
     "audit",
     "frozen_precision",
+    "graph_dtypes",
     "input_checks",
     "islands",
     "layer_policies",
     "loss_scale_optimizer",
     "loss_scaling",
+    "rebuilding",
+    "saving",
     "switching",
 }
 

@@ -1,0 +1,201 @@
+"""Builds a model anew in another precision, where a switch in place cannot be right."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from precision_bert.graph_dtypes import following_operations, set_dtype
+from precision_bert.islands import find_islands, marks, restore_marks
+from precision_bert.layer_policies import refresh_frozen_state, set_policy, switchable_layers
+from precision_bert.loss_scaling import scales_loss, variable_value
+from precision_bert.policies import HALF, SWITCHABLE_POLICIES
+from precision_bert.saving.compiling import OptimizerState, restore_training
+from precision_bert.saving.model_facts import describe_model, layers_by_place
+from precision_bert.switching import check_keras_model, fit_loss_scale
+
+REBUILDABLE_POLICIES = (*SWITCHABLE_POLICIES, "float16", "bfloat16")
+
+
+def rebuild_precision(
+    model: keras.Model, policy: str, *, custom_objects: dict[str, Any] | None = None
+) -> keras.Model:
+    """Builds a new model from the configuration of another, in another precision.
+
+    Use it where `switch_precision` refuses: for variables in half precision (policies `"float16"`
+    and `"bfloat16"`), for layers that recorded a dtype when they were made, for inputs in half. The
+    new model has the weights of the old one, the random states, the float32 islands, and if it was
+    compiled the optimizer with settings, state and step count, and the loss scale. The old model
+    stays as it is; both are in memory until you let it go.
+
+    Args:
+        model: Any built Keras model whose layers can be made from their configurations.
+        policy: `"float32"`, `"mixed_float16"`, `"mixed_bfloat16"`, or `"float16"` or `"bfloat16"`,
+            whose variables are in half precision too: they round each update of a weight, so train
+            in them only if you know why.
+        custom_objects: Functions and classes that the configuration names, as in
+            `keras.saving.load_model`. The classes of the model's own layers are known.
+
+    Returns:
+        The new model.
+
+    Raises:
+        TypeError: If `model` is no Keras model.
+        ValueError: If the policy is unknown, the model is not built or has quantised layers, a
+            layer cannot be made from its configuration, its variables are others in the new
+            precision, or one of its values is out of the new dtype's range.
+
+    Example:
+
+    >>> layer = keras.layers.Dense(2, dtype="float16")
+    >>> half = keras.Sequential([keras.Input((4,)), layer])
+    >>> model = rebuild_precision(half, "float32")
+    >>> layer.kernel.dtype, model.layers[0].kernel.dtype
+    ('float16', 'float32')
+
+    Digits that half-precision variables have lost do not come back.
+    """
+    check_keras_model(model)
+    if policy not in REBUILDABLE_POLICIES:
+        raise ValueError(
+            f"policy must be one of {', '.join(map(repr, REBUILDABLE_POLICIES))}. Received: "
+            f"policy={policy!r}."
+        )
+    if not model.built:
+        raise ValueError(f"Model {model.name!r} is not built: call it on one batch first.")
+    layers = switchable_layers(model)
+    for layer, path in layers.items():
+        if layer.quantization_mode is not None:
+            raise ValueError(f"Layer {path!r} is quantised: its digits are gone. Build it anew.")
+
+    rebuilt = _from_config(model, _config_in(model, policy), policy, custom_objects or {})
+    _carry_variables(model.variables, rebuilt.variables, policy)
+    old_layers = layers_by_place(model)
+    for place, layer in layers_by_place(rebuilt).items():
+        if place in old_layers:
+            layer.trainable = old_layers[place].trainable  # containers come first
+            restore_marks(layer, marks(old_layers[place]))
+            refresh_frozen_state(layer)
+    if model.compiled:
+        _compile_like(model, rebuilt, custom_objects or {})
+    return rebuilt
+
+
+def _config_in(model: keras.Model, policy: str) -> dict[str, Any]:
+    """Returns the configuration that `model` would have in `policy`."""
+    # Configurations say what each layer's policy is at the moment. So the policies are set for the
+    # time of asking: nothing is computed meanwhile.
+    islands = find_islands(switchable_layers(model))
+    inputs = [la for la in model._flatten_layers() if isinstance(la, keras.layers.InputLayer)]
+    operations = following_operations(model) | {
+        layer: layer.dtype for layer in inputs if layer.dtype in HALF
+    }
+    layers = [layer for layer in switchable_layers(model) if layer not in islands]
+    policies = [layer._dtype_policy for layer in layers]
+    compute_dtype = keras.DTypePolicy(policy).compute_dtype
+    try:
+        for layer in layers:
+            set_policy(layer, policy, refresh=False)
+        for operation in operations:
+            is_input = isinstance(operation, keras.layers.InputLayer)
+            set_dtype(operation, "float32" if is_input else compute_dtype)
+        return copy.deepcopy(keras.saving.serialize_keras_object(model))
+    finally:
+        for layer, own in zip(layers, policies, strict=True):
+            layer._dtype_policy = own
+        for operation, dtype in operations.items():
+            set_dtype(operation, dtype)
+
+
+def _from_config(
+    model: keras.Model, config: dict[str, Any], policy: str, custom_objects: dict[str, Any]
+) -> keras.Model:
+    config.pop("compile_config", None)
+    classes = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
+    try:
+        with _global_policy(policy), _random_state_kept():
+            return keras.saving.deserialize_keras_object(
+                config, custom_objects=classes | custom_objects, safe_mode=False
+            )
+    except Exception as error:  # whatever a layer's own from_config raises
+        raise ValueError(
+            f"Model {model.name!r} cannot be made from its configuration: {error} Give its layers "
+            "a get_config with all arguments of their constructors, and name other classes and "
+            "functions of it in custom_objects."
+        ) from error
+
+
+@contextlib.contextmanager
+def _global_policy(policy: str) -> Iterator[None]:
+    # Layers that other layers make for themselves take the global policy. (Not precision_scope,
+    # which knows no policy with variables in half.)
+    previous = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(previous)
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    state = random.getstate()  # initializers draw their seeds from it
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _carry_variables(old: list[keras.Variable], new: list[keras.Variable], policy: str) -> None:
+    # Not by name: Keras numbers the names that it gives itself.
+    shapes, expected = ([tuple(v.shape) for v in part] for part in (new, old))
+    if shapes != expected:
+        described = f"{len(new)} for {len(old)}"
+        for one, other in zip(new, old, strict=False):
+            if one.shape != other.shape:
+                described = f"{one.path} {one.shape} for {other.path} {other.shape}"
+                break
+        raise ValueError(
+            f"Built in {policy!r} the model has other variables: {described}. Its layers must make "
+            "the same variables in each precision."
+        )
+    for variable, source in zip(new, old, strict=True):
+        value = variable_value(source)
+        if variable.dtype in HALF and np.isfinite(value).all():
+            with np.errstate(over="ignore"):
+                rounded = value.astype(variable.dtype)
+            if not np.isfinite(rounded).all():
+                raise ValueError(
+                    f"Variable {source.path!r} holds {np.abs(value).max():.3g}, which "
+                    f"{variable.dtype} cannot hold. Take a policy that keeps variables in float32."
+                )
+        variable.assign(value)
+
+
+def _compile_like(model: keras.Model, rebuilt: keras.Model, custom_objects: dict[str, Any]) -> None:
+    optimizer = model.optimizer
+    state = OptimizerState(
+        [variable_value(v) for v in optimizer.variables] if optimizer is not None else [],
+        optimizer is not None and scales_loss(optimizer),
+    )
+    with keras.saving.custom_object_scope(custom_objects):
+        is_complete = restore_training(
+            rebuilt,
+            model.get_compile_config(),
+            describe_model(model),
+            state,
+            origin=f"Model {model.name!r}",
+            safe_mode=False,
+        )
+    if not is_complete:
+        raise ValueError(
+            f"Model {model.name!r} has optimizers of its own, whose state cannot be carried over. "
+            "Save their state and build the model by hand."
+        )
+    fit_loss_scale(rebuilt)
