@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers
 from models import MODELS, Subclassed, dense_model
 
+import precision_bert as pb
 from precision_bert import (
     DynamicLossScaleOptimizer,
     PrecisionSchedule,
@@ -371,6 +372,36 @@ class TestLearningRate:
         schedule = keras.optimizers.schedules.PolynomialDecay(0.5, 8, 0.0)
         rates = self.rates(xy, keras.optimizers.SGD(0.25), high_learning_rate=schedule)
         np.testing.assert_allclose(rates[2:], [0.5 * (1 - s / 8) for s in range(1, 5)], rtol=1e-6)
+
+    @pytest.mark.parametrize("restore", ["load_state", "load_model", "load_own_variables"])
+    def test_restored_state_does_not_bring_its_old_learning_rate_into_a_stage_that_has_its_own(
+        self, restore, xy, tmp_path
+    ):
+        old = dropout_model("mixed_float16")
+        old.compile(keras.optimizers.Adam(0.5), "mse")
+        old.fit(*xy, batch_size=16, verbose=0)
+        steps = int(old.optimizer.inner_optimizer.iterations)
+        pb.save_model(old, tmp_path / "old.keras")
+        model = dropout_model()
+        model.compile(keras.optimizers.Adam(0.25), "mse")
+        if restore == "load_state":
+            pb.load_state(model, tmp_path / "old.keras")
+        elif restore == "load_model":
+            model = pb.load_model(tmp_path / "old.keras", "float32")
+        else:
+            model.optimizer.build(model.trainable_variables)
+            inner = old.optimizer.inner_optimizer
+            model.optimizer.load_own_variables(
+                {str(i): np.asarray(v) for i, v in enumerate(inner.variables)}
+            )
+        assert float(model.optimizer.learning_rate) == 0.5  # the restored one, until a stage says
+        assert int(model.optimizer.iterations) == steps > 0
+        record = two_stage_fit(
+            model, *xy, epochs=2, switch_epoch=1, batch_size=16, verbose=0, high_learning_rate=0.125
+        )
+        assert float(model.optimizer.learning_rate) == 0.125
+        steps += sum(stage.applied_steps for stage in record.stages)
+        assert int(model.optimizer.iterations) == steps
 
     def test_with_no_first_stage_the_one_learning_rate_holds(self, xy):
         model = seeded(dropout_model)
