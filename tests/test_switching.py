@@ -198,6 +198,31 @@ class TestSharedLayers:
         assert not isinstance(two.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_switch_between_two_batches_of_a_running_fit_holds_from_the_next_batch_on(after, xy):
+    x, y = xy
+
+    class Switch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == after:
+                switch_precision(self.model, "mixed_float16")
+
+    def compiled():
+        keras.utils.set_random_seed(5)
+        return dense_model(optimizer=keras.optimizers.Adam(0.1), loss="mse")
+
+    fitted, stepped = compiled(), compiled()
+    fitted.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0, callbacks=[Switch()])
+    for batch in range(4):
+        stepped.train_on_batch(x[8 * batch : 8 * batch + 8], y[8 * batch : 8 * batch + 8])
+        if batch == after:
+            switch_precision(stepped, "mixed_float16")
+    for one, other in zip(fitted.variables, stepped.variables, strict=True):
+        assert bits(one) == bits(other)
+    assert int(fitted.optimizer.inner_optimizer.iterations) == 4
+    assert set(compute_dtypes(fitted).values()) == {"float16"}
+
+
 def alive():
     """How many objects of each kind there are."""
     gc.collect()
