@@ -18,7 +18,7 @@ from precision_bert.loss_scaling import scales_loss, variable_value
 from precision_bert.policies import HALF, SWITCHABLE_POLICIES
 from precision_bert.saving.compiling import OptimizerState, restore_training
 from precision_bert.saving.model_facts import describe_model, layers_by_place
-from precision_bert.switching import check_keras_model, fit_loss_scale
+from precision_bert.switching import check_keras_model, fit_loss_scale, global_policy
 
 REBUILDABLE_POLICIES = (*SWITCHABLE_POLICIES, "float16", "bfloat16")
 
@@ -119,7 +119,8 @@ def _from_config(
     config.pop("compile_config", None)
     classes = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
     try:
-        with _global_policy(policy), _random_state_kept():
+        # Layers that other layers make for themselves take the global policy.
+        with global_policy(policy), _random_state_kept():
             return keras.saving.deserialize_keras_object(
                 config, custom_objects=classes | custom_objects, safe_mode=False
             )
@@ -129,18 +130,6 @@ def _from_config(
             "a get_config with all arguments of their constructors, and name other classes and "
             "functions of it in custom_objects."
         ) from error
-
-
-@contextlib.contextmanager
-def _global_policy(policy: str) -> Iterator[None]:
-    # Layers that other layers make for themselves take the global policy. (Not precision_scope,
-    # which knows no policy with variables in half.)
-    previous = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(previous)
 
 
 @contextlib.contextmanager

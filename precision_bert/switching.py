@@ -84,7 +84,13 @@ def precision_scope(policy: PolicyName) -> Iterator[None]:
     >>> layer.compute_dtype, keras.config.dtype_policy().name
     ('float16', 'float32')
     """
-    check_policy(policy)
+    with global_policy(check_policy(policy)):
+        yield
+
+
+@contextlib.contextmanager
+def global_policy(policy: str) -> Iterator[None]:
+    """Sets Keras' global dtype policy, any that Keras knows, for a `with` block."""
     previous = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
