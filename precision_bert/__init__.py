@@ -12,7 +12,13 @@ from precision_bert.audit import (
     audit_precision,
     audit_train_function,
 )
-from precision_bert.callbacks import LossScaleMonitor, PrecisionSwitch
+from precision_bert.callbacks import (
+    LossScaleMonitor,
+    PrecisionSwitch,
+    StallAlarm,
+    StallError,
+    StallGuard,
+)
 from precision_bert.data import (
     GLUE_TASKS,
     TextExamples,
@@ -26,17 +32,21 @@ from precision_bert.fine_tuning import (
     compile_classifier,
     fine_tuning_optimizer,
 )
+from precision_bert.gradient_range import GradientRange, gradient_range
 from precision_bert.islands import pin_float32, unpin_float32
 from precision_bert.layer_policies import compute_dtypes
 from precision_bert.loss_scale import LossScaleRule
 from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
+from precision_bert.policy_scope import precision_scope
+from precision_bert.range_causes import RangeFinding
+from precision_bert.range_search import search_range
 from precision_bert.rebuilding import rebuild_precision
 from precision_bert.resuming import completed_epochs
 from precision_bert.saving import load_model, load_state, save_model
 from precision_bert.schedules import PrecisionSchedule, Stage
 from precision_bert.scores import glue_scores
 from precision_bert.staged_history import StagedHistory, StageRecord
-from precision_bert.switching import SwitchReport, precision_scope, switch_precision
+from precision_bert.switching import SwitchReport, switch_precision
 from precision_bert.two_stage import staged_fit, two_stage_fit
 
 if TYPE_CHECKING:
@@ -48,15 +58,20 @@ __all__ = [
     "BertClassifier",
     "BertConfig",
     "DynamicLossScaleOptimizer",
+    "GradientRange",
     "LossScaleMonitor",
     "LossScaleRule",
     "PrecisionAudit",
     "PrecisionAuditError",
     "PrecisionSchedule",
     "PrecisionSwitch",
+    "RangeFinding",
     "Stage",
     "StageRecord",
     "StagedHistory",
+    "StallAlarm",
+    "StallError",
+    "StallGuard",
     "SwitchReport",
     "TextExamples",
     "WarmupLinearDecay",
@@ -72,6 +87,7 @@ __all__ = [
     "encode_batches",
     "fine_tuning_optimizer",
     "glue_scores",
+    "gradient_range",
     "load_glue",
     "load_model",
     "load_state",
@@ -79,6 +95,7 @@ __all__ = [
     "precision_scope",
     "rebuild_precision",
     "save_model",
+    "search_range",
     "staged_fit",
     "switch_precision",
     "two_stage_fit",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from precision_bert.graph_dtypes import functional_graphs
 from precision_bert.policies import HALF
@@ -15,7 +16,7 @@ from precision_bert.policies import HALF
 _FULL = ("float32", "float64")
 
 # What Keras itself records on a layer: never read again by `call`.
-_BOOKKEEPING = frozenset({"_dtype_policy", "_losses", "_loss_ids"})
+_BOOKKEEPING = frozenset({"_dtype_policy", "_losses", "_loss_ids", "name", "_name", "_path"})
 
 
 def frozen_precision(
@@ -38,42 +39,54 @@ def frozen_precision(
             ):
                 yield f"input {layer.name!r} is declared as {layer.dtype}"
         for node in itertools.chain.from_iterable(graph._nodes_by_depth.values()):
-            for dtype in _constants_that_stay(node, compute_dtype):
+            for dtype in _constants_that_stay(graph, node, compute_dtype):
                 yield f"operation {node.operation.name!r} has a constant in {dtype}"
     for layer, path in layers.items():
-        held = _held_dtypes(layer)
-        for name, dtypes in held.items():
-            for dtype in dtypes:
-                if _is_other_half(dtype, layer.compute_dtype):
-                    yield f"layer {path!r} keeps {name!r} in {dtype}"
-        if layer.compute_dtype in HALF and any(
-            dtype in _FULL for dtypes in held.values() for dtype in dtypes
-        ):
-            for finding in _behind_its_twin(layer, held):
-                yield f"layer {path!r} keeps {finding}"
+        for finding in _held_beside_the_policy(layer):
+            yield f"layer {path!r} keeps {finding}"
 
 
-def _behind_its_twin(layer: keras.Layer, held: dict[str, set[str]]) -> Iterator[str]:
-    """Compares what a layer in half keeps in full precision with a layer built in its policy.
+def _held_beside_the_policy(layer: keras.Layer) -> Iterator[str]:
+    """Describes what a layer holds in another dtype than one that was built in its policy.
 
-    A constant in float32 may be what the author wanted, or what `compute_dtype` was at the time.
+    A constant in another dtype may be what the author wanted, or what `compute_dtype` was when it
+    was made; a layer made anew tells. What only the live layer has, a call has left there.
     """
-    random_state = random.getstate()  # initializers and dropout draw their seeds from it
+    # In full precision all of it is safe that is in full precision.
+    relevant = {*HALF, *_FULL} if layer.compute_dtype in HALF else {*HALF}
+    held = {
+        name: dtypes
+        for name, dtypes in _held_dtypes(layer).items()
+        if (dtypes & relevant) - {layer.compute_dtype}
+    }
+    if not held:
+        return
+    twin = _twin(layer)
+    twins = {} if twin is None else _held_dtypes(twin)
+    for name, dtypes in held.items():
+        described = f"{name!r} in {', '.join(sorted(dtypes))}"
+        if twin is None:
+            # Float32 is safe; half under another policy is not.
+            if any(_is_other_half(dtype, layer.compute_dtype) for dtype in dtypes):
+                yield described
+        elif name in twins and twins[name] != dtypes:
+            yield f"{described} (built in this policy it is in {', '.join(sorted(twins[name]))})"
+
+
+def _twin(layer: keras.Layer) -> keras.Layer | None:
+    """Makes a layer anew from its configuration; `None` where that fails, whatever the reason."""
+    # Initializers and dropout draw seeds from Python's generator, builds perhaps from NumPy's.
+    random_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         twin = type(layer).from_config(layer.get_config())
         if layer.built:
             twin.build_from_config(layer.get_build_config())
-    except Exception:  # a layer that cannot be made anew cannot be compared, whatever the reason
-        return
+    except Exception:
+        return None
     finally:
         random.setstate(random_state)
-    twins = _held_dtypes(twin)
-    for name, dtypes in held.items():
-        if twins.get(name, dtypes) != dtypes:
-            yield (
-                f"{name!r} in {', '.join(sorted(dtypes))} (built in this policy it is in "
-                f"{', '.join(sorted(twins[name]))})"
-            )
+        np.random.set_state(numpy_state)
+    return twin
 
 
 def _held_dtypes(layer: keras.Layer) -> dict[str, set[str]]:
@@ -88,30 +101,37 @@ def _held_dtypes(layer: keras.Layer) -> dict[str, set[str]]:
     return held
 
 
-def _constants_that_stay(node: Any, compute_dtype: str) -> Iterator[str]:
+def _constants_that_stay(graph: keras.Function, node: Any, compute_dtype: str) -> Iterator[str]:
     """Yields the dtypes of a node's constants that a model built in the policy would not have."""
     values = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
     for value in values:
         if _is_other_half(value, compute_dtype):
             yield str(_dtype(value))
-    if compute_dtype not in HALF or isinstance(node.operation, keras.Layer):
-        return
     # `h * ops.cast(0.5, h.dtype)`, written for a float32 h: in half it would promote the product.
-    # A constant that only meets the model's inputs, which are float32 in any policy, would not.
-    if any(_follows_policy(tensor) for tensor in node.input_tensors):
+    # That is known only of a graph that its class makes anew in each precision. A graph that was
+    # wired by hand is made anew with the same constants.
+    if (
+        compute_dtype in HALF
+        and not type(graph).__module__.startswith("keras.")
+        and not isinstance(node.operation, keras.Layer)
+        and any(_was_float32_as_its_layer(tensor) for tensor in node.input_tensors)
+    ):
         for value in values:
             if keras.ops.is_tensor(value) and _dtype(value) in _FULL:
                 yield str(_dtype(value))
 
 
-def _follows_policy(tensor: Any) -> bool:
-    """Tells whether a tensor of a Functional graph is a layer's output, or computed from one."""
-    if isinstance(tensor, keras.KerasTensor) and not keras.backend.is_float_dtype(tensor.dtype):
+def _was_float32_as_its_layer(tensor: Any) -> bool:
+    """Tells whether a tensor of a graph was recorded in float32 and comes from a layer.
+
+    The model's inputs are float32 in any policy, and what met them is the same in each.
+    """
+    if tensor.dtype not in _FULL:
         return False
     operation, index, _ = tensor._keras_history
     if operation is None or isinstance(operation, keras.Layer):
         return operation is not None and not isinstance(operation, keras.layers.InputLayer)
-    return any(map(_follows_policy, operation._inbound_nodes[index].input_tensors))
+    return any(map(_was_float32_as_its_layer, operation._inbound_nodes[index].input_tensors))
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -138,6 +158,8 @@ def _dtype(value: Any) -> str | None:
     if isinstance(value, keras.DTypePolicy):
         return value.compute_dtype
     if hasattr(value, "dtype") and hasattr(value, "shape"):  # a tensor or an array
+        if value.dtype is None or hasattr(value, "graph"):
+            return None  # an InputSpec without dtype, a tensor that tracing has left behind
         value = value.dtype
     try:
         return keras.backend.standardize_dtype(value)

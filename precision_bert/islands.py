@@ -11,13 +11,15 @@ import keras
 
 from precision_bert.layer_policies import is_container, set_policy
 from precision_bert.policies import HALF
+from precision_bert.policy_scope import is_default
 
 # Layers that compute in float32 whatever their model is switched to. Weak, so that a layer is
 # forgotten with its model; kept here rather than as an attribute, so that users' layers stay clean.
 _pinned: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 
-# Layers that a switch has set. Their policy tells nothing about what their author wanted.
-_switched: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
+# Layers that a switch has set, with the policy object that it gave them. As long as they have it,
+# their policy tells nothing about what their author wanted.
+_switched: weakref.WeakKeyDictionary[keras.Layer, keras.DTypePolicy] = weakref.WeakKeyDictionary()
 
 
 def pin_float32(*layers: keras.Layer) -> None:
@@ -26,13 +28,14 @@ def pin_float32(*layers: keras.Layer) -> None:
     Use it for a softmax or a head that must not run in half precision, in a model that is built in
     float32. (In a model built in a mixed policy, a layer built with `dtype="float32"` is recognised
     as an island by itself; in a float32 model nothing tells it from its neighbours.) The mark lives
-    as long as the layer object and is not saved with the model.
+    as long as the layer object; `save_model` keeps it, Keras' own saving does not.
 
     Args:
         *layers: The layers; nested layers are pinned with them.
 
     Raises:
         TypeError: If one is no Keras layer.
+        ValueError: If one is quantised.
 
     Example:
 
@@ -45,10 +48,23 @@ def pin_float32(*layers: keras.Layer) -> None:
     for layer in layers:
         if not isinstance(layer, keras.Layer):
             raise TypeError(f"pin_float32 takes Keras layers. Received: {layer!r}.")
-    for layer in layers:
-        for part in layer._flatten_layers():
-            set_policy(part, "float32")
-            _pinned.add(part)
+    parts = [part for layer in layers for part in layer._flatten_layers() if _computes(part)]
+    for part in parts:
+        if part.quantization_mode is not None:
+            raise ValueError(
+                f"Layer {part.name!r} is quantised and computes in what it was quantised to; "
+                "pin_float32 cannot change that."
+            )
+    for part in parts:
+        set_policy(part, "float32")
+        _pinned.add(part)
+
+
+def _computes(layer: keras.Layer) -> bool:
+    """Tells whether a layer has a compute dtype to pin: inputs, lookups and tokenizers have not."""
+    return not isinstance(layer, keras.layers.InputLayer) and keras.backend.is_float_dtype(
+        layer.compute_dtype
+    )
 
 
 def unpin_float32(*layers: keras.Layer) -> None:
@@ -73,11 +89,11 @@ def unpin_float32(*layers: keras.Layer) -> None:
     for layer in layers:
         if not isinstance(layer, keras.Layer):
             raise TypeError(f"unpin_float32 takes Keras layers. Received: {layer!r}.")
-    for layer in layers:
-        for part in layer._flatten_layers():
+    for part in (part for layer in layers for part in layer._flatten_layers()):
+        if part in _pinned:
             _pinned.discard(part)
             # What it computes in now is no longer its author's wish.
-            _switched.add(part)
+            note_switched(part)
 
 
 def select_layers(
@@ -119,7 +135,13 @@ def select_layers(
                 f"{', '.join(layers.values())}."
             )
         found |= dict.fromkeys(chosen)
-    return list(found)
+    # TimeDistributed runs its layer's `call` directly, in its own precision.
+    wrappers = [
+        layer
+        for layer in layers
+        if isinstance(layer, keras.layers.TimeDistributed) and layer.layer in found
+    ]
+    return [*found, *wrappers]
 
 
 def find_islands(layers: Iterable[keras.Layer]) -> set[keras.Layer]:
@@ -131,11 +153,16 @@ def find_islands(layers: Iterable[keras.Layer]) -> set[keras.Layer]:
     makes no island of this model's head.
     """
     layers = list(layers)
-    islands = {layer for layer in layers if layer in _pinned}
+    islands = {layer for layer in layers if layer in _pinned or _was_set_by_hand(layer)}
+    # Containers run their layers, and their own policy is often not what those have. A model that
+    # is subclassed and lies in another one computes like a layer.
     parts = [
         layer
         for layer in layers
-        if not is_container(layer) and layer not in islands and layer not in _switched
+        if layer not in islands
+        and not _is_switched(layer)
+        and not (layer is layers[0] and is_container(layer))
+        and not isinstance(layer, (keras.Sequential, keras.Function))
     ]
     if any(layer.compute_dtype in HALF for layer in parts):
         return islands | {layer for layer in parts if layer.compute_dtype not in HALF}
@@ -150,14 +177,17 @@ def _given_their_own_policy(layers: list[keras.Layer]) -> set[keras.Layer]:
     parent's object or the global one, and one that is given a name has an object to itself.
     """
     num_users = Counter(id(layer._dtype_policy) for layer in layers)
-    num_users[id(keras.config.dtype_policy())] += 1
     found = set()
     for parent in layers:
         if is_container(parent):
             continue
         children = parent._flatten_layers(include_self=False, recursive=False)
         if any(child._dtype_policy is parent._dtype_policy for child in children):
-            found |= {child for child in children if num_users[id(child._dtype_policy)] == 1}
+            found |= {
+                child
+                for child in children
+                if num_users[id(child._dtype_policy)] == 1 and not is_default(child._dtype_policy)
+            }
     return found
 
 
@@ -173,15 +203,27 @@ def is_pinned(layer: keras.Layer) -> bool:
 
 def note_switched(layer: keras.Layer) -> None:
     """Remembers that a layer's policy is a switch's doing, and no sign of its author's wish."""
-    _switched.add(layer)
+    _switched[layer] = layer._dtype_policy
+
+
+def _is_switched(layer: keras.Layer) -> bool:
+    return _switched.get(layer) is layer._dtype_policy
+
+
+def _was_set_by_hand(layer: keras.Layer) -> bool:
+    """Tells whether a layer has got full precision since a switch gave it another policy."""
+    return layer in _switched and not _is_switched(layer) and layer.compute_dtype not in HALF
 
 
 def marks(layer: keras.Layer) -> tuple[bool, bool]:
     """Returns what is remembered of a layer, for `restore_marks`."""
-    return layer in _pinned, layer in _switched
+    return layer in _pinned, _is_switched(layer)
 
 
 def restore_marks(layer: keras.Layer, before: tuple[bool, bool]) -> None:
-    """Gives a layer the marks that it had before."""
-    for remembered, was_in in zip((_pinned, _switched), before, strict=True):
-        (remembered.add if was_in else remembered.discard)(layer)
+    """Gives a layer the marks that it had before; it must have its policy of then already."""
+    was_pinned, was_switched = before
+    (_pinned.add if was_pinned else _pinned.discard)(layer)
+    _switched.pop(layer, None)
+    if was_switched:
+        note_switched(layer)

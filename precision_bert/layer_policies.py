@@ -14,6 +14,9 @@ from precision_bert.policies import HALF
 _author_maps: weakref.WeakKeyDictionary[keras.Layer, keras.dtype_policies.DTypePolicyMap] = (
     weakref.WeakKeyDictionary()
 )
+_derived_maps: weakref.WeakKeyDictionary[keras.Layer, keras.dtype_policies.DTypePolicyMap] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def switchable_layers(model: keras.Model) -> dict[keras.Layer, str]:
@@ -79,8 +82,9 @@ def author_map(layer: keras.Layer) -> keras.dtype_policies.DTypePolicyMap | None
 
 
 def remember_author_map(layer: keras.Layer, policies: keras.dtype_policies.DTypePolicyMap) -> None:
-    """Lets later switches of a layer derive its policy from a map."""
+    """Lets later switches of a layer derive its policy, now a map derived from it, from a map."""
     _author_maps[layer] = policies
+    _derived_maps[layer] = layer._dtype_policy
 
 
 def has_policy(layer: keras.Layer, policy: str) -> bool:
@@ -88,7 +92,8 @@ def has_policy(layer: keras.Layer, policy: str) -> bool:
     present = layer._dtype_policy
     if isinstance(present, keras.dtype_policies.DTypePolicyMap):
         # Not by get_config: Keras' own takes the names off the policies of a map without default.
-        return _names(_map_for(_author_maps.get(layer, present), policy)) == _names(present)
+        own = _author_maps[layer] if _derived_maps.get(layer) is present else present
+        return _names(_map_for(own, policy)) == _names(present)
     return present.name == policy
 
 
@@ -110,7 +115,9 @@ def set_policy(layer: keras.Layer, policy: str, *, refresh: bool = True) -> bool
     # user's map, which other layers and other models share.
     present = layer._dtype_policy
     if isinstance(present, keras.dtype_policies.DTypePolicyMap):
-        layer._dtype_policy = _map_for(_author_maps.setdefault(layer, present), policy)
+        if _derived_maps.get(layer) is not present:  # its author's, or a new one since
+            _author_maps[layer] = present
+        layer._dtype_policy = _derived_maps[layer] = _map_for(_author_maps[layer], policy)
     else:
         layer._dtype_policy = keras.DTypePolicy(policy)
     return refresh and refresh_frozen_state(layer)

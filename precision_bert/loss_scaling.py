@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
-from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer, own_variables
+from precision_bert.loss_scale import LossScaleRule
+from precision_bert.loss_scale_optimizer import DynamicLossScaleOptimizer
+from precision_bert.loss_scale_variables import (
+    OLDER_LAYOUTS,
+    assign_by_name,
+    loss_scale_factors,
+    own_variables,
+)
 
 
 @dataclass(frozen=True)
-class _Parked:
+class ParkedLossScale:
     """A loss-scale optimizer without its inner optimizer: enough to put it back on."""
 
     optimizer_class: type[keras.optimizers.Optimizer]
@@ -24,10 +31,7 @@ class _Parked:
 
 # Keyed by the inner optimizer, weakly: what is parked lives exactly as long as that optimizer, and
 # holds no reference back to it. Nothing is stored on the user's objects.
-_parked: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, _Parked] = (
-    weakref.WeakKeyDictionary()
-)
-_loss_scale_factors: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, float] = (
+parked_loss_scales: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ParkedLossScale] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -53,31 +57,29 @@ def wrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Op
 
     Args:
         optimizer: Any Keras optimizer.
+
+    Raises:
+        TypeError: If it scales the loss twice: a loss-scale optimizer around another.
+        ValueError: If it is Keras' own with a scale or growth period that is out of range.
     """
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         known = own_variables.get(optimizer.inner_optimizer)
         optimizer = unwrap_optimizer(optimizer)
-        if known and not _has_moved(_parked[optimizer]):
+        if known and not _has_moved(parked_loss_scales[optimizer]):
             # A `compile` has put a new scale around an optimizer whose scale is known.
             values = {variable.name: variable_value(variable) for variable in known}
-            _parked[optimizer] = replace(_parked[optimizer], values=values)
+            parked_loss_scales[optimizer] = replace(parked_loss_scales[optimizer], values=values)
     if scales_loss(optimizer):
+        _check_scales_once(optimizer)
         return optimizer
     factor = optimizer.loss_scale_factor
     if factor is not None:
-        _loss_scale_factors[optimizer] = factor
-    parked = _parked.get(optimizer)
+        loss_scale_factors[optimizer] = factor
+    parked = parked_loss_scales.get(optimizer)
     if parked is None:
         wrapper = DynamicLossScaleOptimizer(optimizer)
     elif parked.optimizer_class is keras.optimizers.LossScaleOptimizer:
-        # A scale that was set up outside our default bounds is the user's choice: it stays.
-        settings = dict(parked.config)
-        scale = float(parked.values.get("dynamic_scale", settings["initial_scale"]))
-        lowest = min(settings["initial_scale"], scale, 1.0)
-        highest = max(settings["initial_scale"], scale, 2.0**24)
-        wrapper = DynamicLossScaleOptimizer(
-            optimizer, **settings, min_scale=lowest, max_scale=highest
-        )
+        wrapper = _counting(optimizer, parked)
     else:
         wrapper = parked.optimizer_class(optimizer, **parked.config)
     if optimizer.built:
@@ -85,13 +87,36 @@ def wrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Op
         # variables before the first step uses them.
         wrapper.build(optimizer._trainable_variables)
         if parked is not None:
-            for variable in wrapper._variables:
-                if variable.name in parked.values:
-                    variable.assign(parked.values[variable.name])
+            set_loss_scale_values(wrapper, parked.values)
     return wrapper
 
 
-def _has_moved(parked: _Parked) -> bool:
+def _counting(
+    optimizer: keras.optimizers.Optimizer, parked: ParkedLossScale
+) -> DynamicLossScaleOptimizer:
+    """Returns ours in the place of Keras' own."""
+    first, default = parked.config["initial_scale"], LossScaleRule()
+    scale = float(parked.values.get("dynamic_scale", first))
+    # A scale that was set up outside our default bounds is the user's choice: it stays. (Nobody
+    # chooses 0 or infinity.)
+    chosen = [first, scale] if 0 < scale < math.inf else [first]
+    lowest, highest = min(*chosen, default.min_scale), max(*chosen, default.max_scale)
+    return DynamicLossScaleOptimizer(
+        optimizer, **parked.config, min_scale=lowest, max_scale=highest
+    )
+
+
+def _check_scales_once(optimizer: keras.optimizers.Optimizer) -> None:
+    inner = optimizer.inner_optimizer
+    if scales_loss(inner):
+        raise TypeError(
+            f"The optimizer {optimizer.name!r} scales the loss, and so does {inner.name!r} inside "
+            "it: the scales multiply, and the outer one sees only what the inner one lets through. "
+            "Compile the model with one around the optimizer itself."
+        )
+
+
+def _has_moved(parked: ParkedLossScale) -> bool:
     """Tells whether a loss-scale optimizer has applied or skipped a step."""
     moved = parked.values.get("dynamic_scale", parked.config["initial_scale"])
     return bool(parked.values.get("step_counter", 0)) or moved != parked.config["initial_scale"]
@@ -108,29 +133,27 @@ def unwrap_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
     """
     if not scales_loss(optimizer):
         return optimizer
+    _check_scales_once(optimizer)
     inner = optimizer.inner_optimizer
-    config = _settings(optimizer)
-    _parked[inner] = _Parked(type(optimizer), config, loss_scale_values(optimizer))
-    inner.loss_scale_factor = _loss_scale_factors.pop(inner, None)
+    parked_loss_scales[inner] = ParkedLossScale(
+        type(optimizer), settings(optimizer), loss_scale_values(optimizer)
+    )
+    inner.loss_scale_factor = loss_scale_factors.pop(inner, None)
     return inner
 
 
-def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+def settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Returns the arguments of a loss-scale optimizer, without its inner optimizer."""
-    if type(optimizer) in (DynamicLossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
-        # Not from get_config, which serialises the inner optimizer too: that fails where a user's
-        # learning-rate schedule has no get_config, and would end a training at its switch.
-        settings = {
+    # Not from get_config, which serialises the inner optimizer too: that fails where a user's
+    # learning-rate schedule has no get_config, and would end a training at its switch.
+    if type(optimizer) is DynamicLossScaleOptimizer:
+        return {"name": optimizer.name, "rule": optimizer.rule}
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        return {
             "name": optimizer.name,
             "initial_scale": optimizer.initial_scale,
             "dynamic_growth_steps": optimizer.dynamic_growth_steps,
         }
-        if isinstance(optimizer, DynamicLossScaleOptimizer):
-            settings |= {
-                "min_scale": optimizer.rule.min_scale,
-                "max_scale": optimizer.rule.max_scale,
-            }
-        return settings
     config = optimizer.get_config()
     del config["inner_optimizer"]
     return config
@@ -154,6 +177,17 @@ def count_steps(optimizer: keras.optimizers.Optimizer) -> tuple[int, int | None]
     if scales_loss(optimizer) and not isinstance(optimizer, DynamicLossScaleOptimizer):
         return applied, None
     return applied, int(loss_scale_values(optimizer).get("skipped_steps", 0))
+
+
+def count_skipped_in_a_row(optimizer: keras.optimizers.Optimizer) -> int | None:
+    """Returns how many steps were skipped in a row up to now; as `count_steps` for other cases.
+
+    Args:
+        optimizer: Any Keras optimizer.
+    """
+    if scales_loss(optimizer) and not isinstance(optimizer, DynamicLossScaleOptimizer):
+        return None
+    return int(loss_scale_values(optimizer).get("consecutive_skipped_steps", 0))
 
 
 def current_loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
@@ -190,7 +224,7 @@ def loss_scale_values(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """
     if scales_loss(optimizer):
         return {v.name: variable_value(v) for v in optimizer._variables} if optimizer.built else {}
-    parked = _parked.get(optimizer)
+    parked = parked_loss_scales.get(optimizer)
     return dict(parked.values) if parked is not None else {}
 
 
@@ -200,61 +234,33 @@ def set_loss_scale_values(optimizer: keras.optimizers.Optimizer, values: dict[st
     Args:
         optimizer: A built Keras optimizer. Where it does not scale the loss, the values are put
             aside, and `wrap_optimizer` goes on with them.
-        values: By name; if empty, nothing changes.
+        values: By name; if empty, nothing changes. Counts that are not there, as in files of
+            earlier versions, begin at 0.
+
+    Raises:
+        ValueError: If the scale or its streak is not there, or a value is no scalar; nothing is
+            set then.
     """
     if not values:
         return
     if scales_loss(optimizer):
-        for variable in optimizer._variables:
-            variable.assign(values[variable.name])
+        own = optimizer._variables
+        ours = isinstance(optimizer, DynamicLossScaleOptimizer)
+        rule = optimizer.rule if ours else LossScaleRule()
+        assign_by_name(own, values, (rule.min_scale, rule.max_scale))
         return
     # A scale that was put aside by another process: one with its own settings was compiled with
     # them and is parked here too, so what is missing is one that was made with the defaults.
-    parked = _parked.get(optimizer) or _Parked(DynamicLossScaleOptimizer, {}, {})
-    _parked[optimizer] = replace(parked, values=dict(values))
+    parked = parked_loss_scales.get(optimizer) or ParkedLossScale(DynamicLossScaleOptimizer, {}, {})
+    parked_loss_scales[optimizer] = replace(parked, values=dict(values))
 
 
-def describe_parked(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
-    """Returns the loss scale that was put aside for an optimizer, ready for JSON.
-
-    Args:
-        optimizer: An optimizer without a loss scale.
-
-    Returns:
-        `"optimizer"`, the serialized loss-scale optimizer around one that does nothing (so that
-        Keras keeps the class too, also a user's own), and `"values"` of its variables by name;
-        `None` if none was put aside.
-    """
-    parked = _parked.get(optimizer)
-    if parked is None:
-        return None
-    around_nothing = parked.optimizer_class(keras.optimizers.SGD(), **parked.config)
-    return {
-        "optimizer": keras.saving.serialize_keras_object(around_nothing),
-        "values": {name: np.asarray(value).tolist() for name, value in parked.values.items()},
-    }
-
-
-def restore_parked(
-    optimizer: keras.optimizers.Optimizer,
-    scaling: keras.optimizers.Optimizer,
-    values: dict[str, Any],
-) -> None:
-    """Puts a loss scale aside for an optimizer, as `describe_parked` has described it.
+def has_older_layout(optimizer: keras.optimizers.Optimizer, values: list[Any]) -> bool:
+    """Tells whether values are those of a loss-scale optimizer that counted less than ours does.
 
     Args:
-        optimizer: An optimizer without a loss scale.
-        scaling: A loss-scale optimizer with the settings, around any other.
-        values: Of its variables, by name.
+        optimizer: Any Keras optimizer. If it is true of it, its `set_weights` takes the values.
+        values: Of all its variables.
     """
-    _parked[optimizer] = _Parked(type(scaling), _settings(scaling), values)
-
-
-def parked_loss_scale_factor(optimizer: keras.optimizers.Optimizer) -> float | None:
-    """Returns the `loss_scale_factor` that `optimizer` gets back when its loss scale goes."""
-    return _loss_scale_factors.get(optimizer)
-
-
-def park_loss_scale_factor(optimizer: keras.optimizers.Optimizer, factor: float) -> None:
-    """Sets the `loss_scale_factor` that `optimizer` gets back when its loss scale goes."""
-    _loss_scale_factors[optimizer] = factor
+    own = len(values) - len(unwrapped(optimizer).variables)
+    return isinstance(optimizer, DynamicLossScaleOptimizer) and own in OLDER_LAYOUTS and own > 0

@@ -46,3 +46,17 @@ def check_policy(policy: object, argument: str = "policy") -> PolicyName:
         f"{argument} must be one of {', '.join(map(repr, SWITCHABLE_POLICIES))}. "
         f"Received: {argument}={policy!r}.{hint}"
     )
+
+
+_BY_PRECISION: tuple[PolicyName, ...] = ("mixed_float16", "mixed_bfloat16", "float32")
+
+
+def higher_precision(one: PolicyName, other: PolicyName) -> PolicyName:
+    """Returns the policy of two that loses less of a number's range.
+
+    Example:
+
+    >>> higher_precision("mixed_bfloat16", "mixed_float16")
+    'mixed_bfloat16'
+    """
+    return max(one, other, key=_BY_PRECISION.index)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import random
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -16,9 +18,10 @@ from precision_bert.islands import find_islands, marks, restore_marks
 from precision_bert.layer_policies import refresh_frozen_state, set_policy, switchable_layers
 from precision_bert.loss_scaling import scales_loss, variable_value
 from precision_bert.policies import HALF, SWITCHABLE_POLICIES
+from precision_bert.policy_scope import global_policy
 from precision_bert.saving.compiling import OptimizerState, restore_training
 from precision_bert.saving.model_facts import describe_model, layers_by_place
-from precision_bert.switching import check_keras_model, fit_loss_scale, global_policy
+from precision_bert.switching import check_keras_model, fit_loss_scale
 
 REBUILDABLE_POLICIES = (*SWITCHABLE_POLICIES, "float16", "bfloat16")
 
@@ -74,17 +77,45 @@ def rebuild_precision(
         if layer.quantization_mode is not None:
             raise ValueError(f"Layer {path!r} is quantised: its digits are gone. Build it anew.")
 
-    rebuilt = _from_config(model, _config_in(model, policy), policy, custom_objects or {})
-    _carry_variables(model.variables, rebuilt.variables, policy)
+    known = _own_classes(layers) | (custom_objects or {})
+    with model.distribute_strategy.scope():
+        rebuilt = _from_config(model, _config_in(model, policy), policy, known)
+        _carry_variables(model.variables, rebuilt.variables, policy)
+        _carry_layers(model, rebuilt)
+        if model.compiled:
+            _compile_like(model, rebuilt, known)
+    return rebuilt
+
+
+def _own_classes(layers: Iterable[keras.Layer]) -> dict[str, type]:
+    """Returns the classes that are not Keras' own by name, as Keras looks them up."""
+    classes: dict[str, type] = {}
+    for layer in layers:
+        name = type(layer).__name__
+        if type(layer).__module__.startswith(("keras.", "keras_hub.", "precision_bert.")):
+            continue
+        if classes.setdefault(name, type(layer)) is not type(layer):
+            raise ValueError(
+                f"The model has layers of two classes named {name!r}, which its configuration "
+                "cannot tell apart. Rename one of them."
+            )
+    return classes
+
+
+def _carry_layers(model: keras.Model, rebuilt: keras.Model) -> None:
+    """Carries over what layers have besides variables: marks, vocabularies, what is frozen."""
     old_layers = layers_by_place(model)
     for place, layer in layers_by_place(rebuilt).items():
-        if place in old_layers:
-            layer.trainable = old_layers[place].trainable  # containers come first
-            restore_marks(layer, marks(old_layers[place]))
-            refresh_frozen_state(layer)
-    if model.compiled:
-        _compile_like(model, rebuilt, custom_objects or {})
-    return rebuilt
+        old = old_layers.get(place)
+        if old is None:
+            continue
+        layer.trainable = old.trainable  # containers come first
+        restore_marks(layer, marks(old))
+        if hasattr(old, "save_assets"):  # a lookup's or a tokenizer's vocabulary
+            with tempfile.TemporaryDirectory() as folder:
+                old.save_assets(folder)
+                layer.load_assets(folder)
+        refresh_frozen_state(layer)
 
 
 def _config_in(model: keras.Model, policy: str) -> dict[str, Any]:
@@ -105,8 +136,11 @@ def _config_in(model: keras.Model, policy: str) -> dict[str, Any]:
         for operation in operations:
             is_input = isinstance(operation, keras.layers.InputLayer)
             set_dtype(operation, "float32" if is_input else compute_dtype)
+        # How the model was compiled is asked for later, where an error can say so.
+        vars(model)["get_compile_config"] = lambda: None
         return copy.deepcopy(keras.saving.serialize_keras_object(model))
     finally:
+        vars(model).pop("get_compile_config", None)
         for layer, own in zip(layers, policies, strict=True):
             layer._dtype_policy = own
         for operation, dtype in operations.items():
@@ -117,12 +151,11 @@ def _from_config(
     model: keras.Model, config: dict[str, Any], policy: str, custom_objects: dict[str, Any]
 ) -> keras.Model:
     config.pop("compile_config", None)
-    classes = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
     try:
         # Layers that other layers make for themselves take the global policy.
         with global_policy(policy), _random_state_kept():
             return keras.saving.deserialize_keras_object(
-                config, custom_objects=classes | custom_objects, safe_mode=False
+                config, custom_objects=custom_objects, safe_mode=False
             )
     except Exception as error:  # whatever a layer's own from_config raises
         raise ValueError(
@@ -146,6 +179,8 @@ def _carry_variables(old: list[keras.Variable], new: list[keras.Variable], polic
     shapes, expected = ([tuple(v.shape) for v in part] for part in (new, old))
     if shapes != expected:
         described = f"{len(new)} for {len(old)}"
+        if len(new) > len(old):
+            described += " (Keras does not share a layer between two nested models that it reads)"
         for one, other in zip(new, old, strict=False):
             if one.shape != other.shape:
                 described = f"{one.path} {one.shape} for {other.path} {other.shape}"
@@ -173,18 +208,33 @@ def _compile_like(model: keras.Model, rebuilt: keras.Model, custom_objects: dict
         [variable_value(v) for v in optimizer.variables] if optimizer is not None else [],
         optimizer is not None and scales_loss(optimizer),
     )
-    with keras.saving.custom_object_scope(custom_objects):
-        is_complete = restore_training(
-            rebuilt,
-            model.get_compile_config(),
-            describe_model(model),
-            state,
-            origin=f"Model {model.name!r}",
-            safe_mode=False,
-        )
+    # Losses and metrics of the user's own, which Keras knows by name only.
+    given = keras.tree.flatten(dict(model._compile_config.config)) if model._compile_config else []
+    own: dict[str, Any] = {type(one).__name__: type(one) for one in given if not _is_plain(one)}
+    own |= {one.__name__: one for one in given if inspect.isfunction(one)}
+    try:
+        with keras.saving.custom_object_scope(own | custom_objects):
+            is_complete = restore_training(
+                rebuilt,
+                model.get_compile_config(),
+                describe_model(model),
+                state,
+                origin=f"Model {model.name!r}",
+                safe_mode=False,
+            )
+    except (NotImplementedError, TypeError) as error:  # as Keras says that it cannot serialize
+        raise ValueError(
+            f"What model {model.name!r} was compiled with cannot be made anew: {error} Give "
+            "learning-rate schedules, losses and metrics a get_config, or name them in "
+            "custom_objects."
+        ) from error
     if not is_complete:
         raise ValueError(
             f"Model {model.name!r} has optimizers of its own, whose state cannot be carried over. "
             "Save their state and build the model by hand."
         )
     fit_loss_scale(rebuilt)
+
+
+def _is_plain(one: Any) -> bool:
+    return type(one).__module__.startswith(("keras.", "keras_hub.", "precision_bert.", "builtins"))

@@ -110,6 +110,9 @@ class TrainingCheckpoints:
         # Before anything is touched; what the optimizer holds can only be compared once it is as
         # the stages made it.
         check_plan(state.plan, {"stages": self._stages}, self._folder.folder)
+        if progress.get("escalated_to") is not None:  # not in files of earlier versions
+            self._entrance.escalate(progress["escalated_to"])
+            self._recorder.escalate(progress["escalated_to"])
         self._entrance.enter_again(
             model, {int(index): step for index, step in progress["start_steps"].items()}
         )
@@ -130,6 +133,7 @@ class TrainingCheckpoints:
         return {
             "start_steps": self._entrance.start_steps,
             "records": self._recorder.progress(),
+            "escalated_to": self._entrance.escalated_to,
             "stopped": bool(self._model.stop_training),
         }
 

@@ -16,7 +16,8 @@ class StageRecord:
     """What one stage did and what it took.
 
     Attributes:
-        policy: The precision policy that the stage trained in.
+        policy: The precision policy that the stage trained in; where a `StallGuard` escalated it,
+            the one that it ended in.
         first_epoch: Its first epoch, counted from 0 over the whole training.
         epochs: How many epochs it ran; fewer than planned where training was stopped early.
         applied_steps: Training steps (batches) whose gradients reached the optimizer.
@@ -35,6 +36,8 @@ class StageRecord:
         computes_in: What the stage's traced train step really computed in, as
             `PrecisionAudit.summary()` says it; `None` where no traced step could be read
             (`run_eagerly`, a custom `make_train_function`).
+        escalated_from: The policy that the stage was planned in, where it or a stage before it
+            stalled and was escalated; otherwise `None`.
     """
 
     policy: PolicyName
@@ -50,6 +53,7 @@ class StageRecord:
     peak_memory_bytes: int
     memory_source: str
     computes_in: dict[str, Any] | None = None
+    escalated_from: PolicyName | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,11 @@ class StagedHistory:
             "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
         ]
         sources = sorted({stage.memory_source for stage in self.stages})
+        lines += [
+            f"stage {i} was planned in {stage.escalated_from}, and escalated to {stage.policy}"
+            for i, stage in enumerate(self.stages)
+            if stage.escalated_from is not None
+        ]
         lines.append("in half: share of the multiplying operations in half precision")
         lines.append(f"peak memory of: {', '.join(sources)}")
         return "\n".join(lines)

@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import keras
 
-from precision_bert.audit import audit_precision
+from precision_bert.audit import PrecisionAudit, audit_step
 from precision_bert.frozen_precision import frozen_precision
 from precision_bert.layer_policies import is_container
 from precision_bert.policies import PolicyName
 
 # Their layers follow their policies: that is tested of each, and need not be seen each time.
-_KNOWN = ("keras.", "keras_hub.", "precision_bert.")
+_KNOWN = ("keras.", "keras_hub.", "precision_bert.", "builtins.", "functools.", "tensorflow.")
+
+_FOREIGN = (
+    keras.layers.Lambda,
+    keras.layers.TFSMLayer,
+    keras.layers.JaxLayer,
+    keras.layers.FlaxLayer,
+    keras.layers.TorchModuleWrapper,
+)
+"""Keras' own layers that run what others wrote."""
 
 
-def can_be_traced(model: keras.Model, layers: Iterable[keras.Layer]) -> bool:
-    """Tells whether a model has to be traced to know what it computes in, and can be.
+@dataclass(frozen=True)
+class Proof:
+    """How it can be proved what a model computes in.
+
+    Attributes:
+        trace: Traces the model and audits it; `None` where that is not needed, or not possible.
+        untraced: The layers that it would be needed for, where it is not possible.
+    """
+
+    trace: Callable[[], PrecisionAudit] | None
+    untraced: tuple[keras.Layer, ...]
+
+
+def prepare_proof(model: keras.Model, layers: Iterable[keras.Layer]) -> Proof:
+    """Finds out whether a model has to be traced to know what it computes in, and can be.
 
     Layers may run code of the user's own, which casts as it likes. Some models cannot be traced:
-    they do not tell what their inputs are, or run eagerly only.
+    they are not built, do not tell what their inputs are, or run eagerly only.
 
     Args:
         model: The model, before its switch.
         layers: Its layers.
     """
-    if not model.built or not any(map(_runs_own_code, layers)):
-        return False
-    try:
-        audit_precision(model, "predict")
-    except Exception:  # whatever the reason is, it is none of the switch's
-        return False
-    return True
+    own = tuple(layer for layer in layers if _runs_own_code(layer))
+    if not own:
+        return Proof(None, ())
+    unbuilt = tuple(layer for layer in own if not layer.built)
+    for trace in (
+        lambda: audit_step(model, "train"),
+        lambda: audit_step(model, "predict"),
+        # A subclassed model tells the shapes of its inputs only; these may be token ids.
+        lambda: audit_step(model, "predict", integer_inputs=True),
+    ):
+        try:
+            trace()
+        except Exception:  # whatever the reason is, it is none of the switch's
+            continue
+        return Proof(trace, unbuilt)
+    return Proof(None, own)
 
 
 def check_switched(
@@ -41,8 +73,7 @@ def check_switched(
     layers: dict[keras.Layer, str],
     islands: Collection[keras.Layer],
     policy: PolicyName,
-    *,
-    trace: bool,
+    proof: Proof,
 ) -> None:
     """Refuses a model that does not compute as its new policy says.
 
@@ -51,7 +82,7 @@ def check_switched(
         layers: Its layers with their paths.
         islands: Those that need not follow the policy.
         policy: The policy.
-        trace: Whether to trace the forward pass too, besides looking at what layers hold.
+        proof: From before the switch.
 
     Raises:
         ValueError: Naming what is in the way, and the remedy.
@@ -60,23 +91,33 @@ def check_switched(
     compute_dtype = keras.DTypePolicy(policy).compute_dtype
     for finding in frozen_precision(model, followers, compute_dtype):
         raise _refusal(policy, finding)
-    if trace:
-        _check_trace(model, layers, policy)
+    if proof.trace is not None:
+        _check_trace(proof.trace, layers, policy)
 
 
 def _runs_own_code(layer: keras.Layer) -> bool:
-    if is_container(layer) and isinstance(layer, (keras.Sequential, keras.Function)):
-        return False  # it runs its layers
-    return isinstance(layer, keras.layers.Lambda) or not f"{type(layer).__module__}.".startswith(
-        _KNOWN
-    )
+    if isinstance(layer, (keras.Sequential, keras.Function)):
+        # It runs its layers, unless its class has a call of its own. (All of keras-nlp's models
+        # are such graphs.)
+        return not _is_known(type(layer).call)
+    if isinstance(layer, _FOREIGN) or not _is_known(type(layer)):
+        return True
+    # An activation, an initializer, a wrapped function.
+    return any(callable(one) and not _is_known(one) for one in vars(layer).values())
 
 
-def _check_trace(model: keras.Model, layers: dict[keras.Layer, str], policy: PolicyName) -> None:
+def _is_known(thing: Any) -> bool:
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return f"{module}.".startswith(_KNOWN)
+
+
+def _check_trace(
+    trace: Callable[[], PrecisionAudit], layers: dict[keras.Layer, str], policy: PolicyName
+) -> None:
     was_filtering = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()  # filtered, a traceback does not show the layer
     try:
-        audit = audit_precision(model, "predict")
+        audit = trace()
     except Exception as error:
         raise _failure(error, layers, policy) from error
     finally:

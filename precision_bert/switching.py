@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+import warnings
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import keras
 
+from precision_bert.compiled_functions import renew_functions
 from precision_bert.graph_dtypes import follow, following_operations, set_dtype
 from precision_bert.islands import (
     find_islands,
@@ -26,9 +28,19 @@ from precision_bert.layer_policies import (
     set_policy,
     switchable_layers,
 )
-from precision_bert.loss_scaling import scales_loss, unwrap_optimizer, wrap_optimizer
+from precision_bert.loss_scaling import (
+    scales_loss,
+    unwrap_optimizer,
+    unwrapped,
+    wrap_optimizer,
+)
 from precision_bert.policies import HALF, SWITCHABLE_POLICIES, PolicyName, check_policy
-from precision_bert.switch_proof import can_be_traced, check_switched
+from precision_bert.switch_proof import check_switched, prepare_proof
+
+# The policies of a model's layers, in order, and its optimizer when a switch last renewed its
+# functions. What was set by hand since, or before the first switch, is not what they were traced
+# with. (The optimizer by identity; it holds no reference to the model.)
+_renewed_for: weakref.WeakKeyDictionary[keras.Model, list[object]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,8 @@ class SwitchReport:
         rebuilt: What was kept in the compute dtype and is computed anew: paths of layers with such
             a state (an adapted `Normalization`), names of casts in a Functional graph and of inputs
             that a `Sequential` model derived from its first layer.
+        untraced: Paths of layers that run code of the user's own which could not be traced (they
+            are not built yet, or run eagerly only): what it computes in is not proved.
         loss_scaling: What happened to the optimizer: `"added"`, `"removed"`, `"kept"`, or `"none"`
             where there was none and none is needed.
     """
@@ -53,50 +67,18 @@ class SwitchReport:
     unchanged: tuple[str, ...]
     pinned: tuple[str, ...]
     rebuilt: tuple[str, ...]
+    untraced: tuple[str, ...]
     loss_scaling: str
 
     def __str__(self) -> str:
         """Returns the report in one line."""
         rebuilt = f", rebuilt {', '.join(self.rebuilt)}" if self.rebuilt else ""
+        untraced = f", not traced {', '.join(self.untraced)}" if self.untraced else ""
         return (
             f"{self.policy}: {len(self.changed)} layers changed, {len(self.unchanged)} had it, "
-            f"{len(self.pinned)} stay in float32{rebuilt}; loss scaling {self.loss_scaling}"
+            f"{len(self.pinned)} stay in float32{rebuilt}{untraced}; "
+            f"loss scaling {self.loss_scaling}"
         )
-
-
-@contextlib.contextmanager
-def precision_scope(policy: PolicyName) -> Iterator[None]:
-    """Sets Keras' global dtype policy for a `with` block, and restores it whatever happens.
-
-    Use it to build a model in a policy without leaving that policy behind for the next notebook
-    cell.
-
-    Args:
-        policy: The policy within the block.
-
-    Raises:
-        ValueError: If the policy is unknown.
-
-    Example:
-
-    >>> with precision_scope("mixed_float16"):
-    ...     layer = keras.layers.Dense(2)
-    >>> layer.compute_dtype, keras.config.dtype_policy().name
-    ('float16', 'float32')
-    """
-    with global_policy(check_policy(policy)):
-        yield
-
-
-@contextlib.contextmanager
-def global_policy(policy: str) -> Iterator[None]:
-    """Sets Keras' global dtype policy, any that Keras knows, for a `with` block."""
-    previous = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(previous)
 
 
 def switch_precision(
@@ -145,7 +127,7 @@ def switch_precision(
     check_model(model)
     layers = switchable_layers(model)
     kept = select_layers(layers, keep_float32)
-    trace = can_be_traced(model, layers)
+    proof = prepare_proof(model, layers)
     before = _Before(model, layers)
     rebuilt = []
     try:
@@ -153,6 +135,9 @@ def switch_precision(
         islands = find_islands(layers)
         keep_islands(islands)
         followers = {layer: path for layer, path in layers.items() if layer not in islands}
+        for island in islands:
+            if island.compute_dtype in HALF:  # set so by hand since it became one
+                set_policy(island, "float32")
         for layer, path in followers.items():
             if not has_policy(layer, policy):
                 if set_policy(layer, policy):
@@ -162,20 +147,23 @@ def switch_precision(
         for operation in before.dtypes:
             if follow(operation, compute_dtype):
                 rebuilt.append(operation.name)
-        check_switched(model, layers, islands, policy, trace=trace)
+        check_switched(model, layers, islands, policy, proof)
         loss_scaling = fit_loss_scale(model)
+        present = [model.optimizer if model.compiled else None, *map(policy_name, layers)]
+        if rebuilt or _renewed_for.get(model) != present:
+            renew_functions(model)
+        _renewed_for[model] = present
     except BaseException:  # an interrupt too must not leave half a switch
         before.restore()
         raise
     changed = before.changed_policies()
-    if changed or rebuilt or getattr(model, "optimizer", None) is not before.optimizer:
-        renew_functions(model)
     return SwitchReport(
         policy,
         changed=tuple(path for layer, path in followers.items() if layer in changed),
         unchanged=tuple(path for layer, path in followers.items() if layer not in changed),
         pinned=tuple(layers[layer] for layer in layers if layer in islands),
         rebuilt=tuple(rebuilt),
+        untraced=tuple(layers[layer] for layer in proof.untraced),
         loss_scaling=loss_scaling,
     )
 
@@ -188,7 +176,9 @@ class _Before:
         self._policies = {la: (la._dtype_policy, policy_name(la), marks(la)) for la in layers}
         self.dtypes = following_operations(model)
         self.optimizer = getattr(model, "optimizer", None)
-        self._factor = getattr(self.optimizer, "loss_scale_factor", None)
+        self._factor = None
+        if isinstance(self.optimizer, keras.optimizers.Optimizer):
+            self._factor = unwrapped(self.optimizer).loss_scale_factor
 
     def changed_policies(self) -> set[keras.Layer]:
         return {la for la, (_, name, _) in self._policies.items() if policy_name(la) != name}
@@ -200,9 +190,9 @@ class _Before:
             restore_marks(layer, remembered)
         for operation, dtype in self.dtypes.items():
             set_dtype(operation, dtype)
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, keras.optimizers.Optimizer):
             set_optimizer(self._model, self.optimizer)
-            self.optimizer.loss_scale_factor = self._factor
+            unwrapped(self.optimizer).loss_scale_factor = self._factor
 
 
 def check_model(model: object) -> None:
@@ -278,9 +268,22 @@ def fit_loss_scale(model: keras.Model) -> str:
     with model.distribute_strategy.scope():
         fitted = wrap_optimizer(optimizer) if needs_scale else unwrap_optimizer(optimizer)
     set_optimizer(model, fitted)
-    if needs_scale:
-        return "kept" if had_scale else "added"
-    return "removed"
+    if not needs_scale:
+        return "removed"
+    others = [
+        name
+        for name, one in vars(model).items()
+        if isinstance(one, keras.optimizers.Optimizer) and one not in (optimizer, fitted)
+    ]
+    if others:
+        warnings.warn(
+            f"Model {model.name!r} has other optimizers than its own, {', '.join(others)}, which "
+            "do not scale the loss: what they train in float16 may underflow. Wrap them in "
+            "DynamicLossScaleOptimizer, and scale their losses.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return "kept" if had_scale else "added"
 
 
 def set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
@@ -296,20 +299,3 @@ def set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
     compile_config = getattr(model, "_compile_config", None)
     if compile_config is not None:
         compile_config.config["optimizer"] = optimizer
-
-
-def renew_functions(model: keras.Model) -> None:
-    """Makes the next step of each compiled function of `model` be traced anew.
-
-    Args:
-        model: Any Keras model, within a running `fit` or not.
-    """
-    # compile() would renew them too, but kills a running fit and resets more than that. Inside a
-    # fit the train function is looked up anew for each step, so it must never be None.
-    for part in model._flatten_layers():
-        if not is_container(part):
-            continue
-        part.test_function = None
-        part.predict_function = None
-        if getattr(part, "train_function", None) is not None:
-            part.make_train_function(force=True)

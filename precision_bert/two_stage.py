@@ -11,6 +11,7 @@ import keras
 from precision_bert.callbacks.loss_scale_monitor import LossScaleMonitor
 from precision_bert.callbacks.stage_entrance import StageEntrance
 from precision_bert.callbacks.stage_recorder import StageRecorder
+from precision_bert.callbacks.stall_guard import StallGuard
 from precision_bert.fit_arguments import (
     can_be_shuffled,
     check_callbacks,
@@ -20,10 +21,10 @@ from precision_bert.fit_arguments import (
     fit_runs,
 )
 from precision_bert.policies import PolicyName, check_policy
+from precision_bert.policy_scope import precision_scope
 from precision_bert.resuming import TrainingCheckpoints, check_checkpoint_dir
 from precision_bert.schedules import PrecisionSchedule, Stage, check_count
 from precision_bert.staged_history import StagedHistory
-from precision_bert.switching import precision_scope
 
 
 def two_stage_fit(
@@ -209,6 +210,9 @@ def staged_fit(
 
     entrance = StageEntrance(schedule, verbose=verbose)
     recorder = StageRecorder(schedule)
+    guards = [callback for callback in callbacks or () if isinstance(callback, StallGuard)]
+    for guard in guards:
+        guard.join_stages(entrance, recorder)
     all_callbacks = [entrance, recorder, LossScaleMonitor(), *(callbacks or ())]
     history: dict[str, list[Any]] = {}
     epochs_run: list[int] = []
@@ -227,6 +231,8 @@ def staged_fit(
                 continue
             first_epoch = max(first_epoch, len(epochs_run))
             entrance.enter(model, first_epoch)
+            for guard in guards:
+                guard.see(run_x, run_y, run_weight, fit_arguments.get("batch_size"))
             part = model.fit(
                 run_x,
                 run_y,

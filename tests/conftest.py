@@ -26,3 +26,11 @@ def xy():
     """A small regression set: x (32, 4) float32, y (32, 1) float32, learnable by one Dense."""
     x = np.random.RandomState(0).randn(32, 4).astype("float32") * 0.1
     return x, x[:, :1]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints the tallies that tests have recorded, also those of other processes."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "tally" and report.when == "call":
+                terminalreporter.write_line(value)

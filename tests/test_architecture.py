@@ -16,13 +16,30 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a module imports from lower layers only.
 LAYERS = [
-    {"_version", "policies", "loss_scale", "memory", "scores", "sparse_f1"},
-    {"layer_policies", "graph_dtypes", "schedules", "loss_scale_optimizer", "staged_history"},
-    {"islands", "frozen_precision", "loss_scaling"},
+    {
+        "_version",
+        "policies",
+        "loss_scale",
+        "loss_scale_variables",
+        "memory",
+        "range_causes",
+        "scores",
+        "sparse_f1",
+    },
+    {
+        "policy_scope",
+        "layer_policies",
+        "graph_dtypes",
+        "schedules",
+        "loss_scale_optimizer",
+        "staged_history",
+    },
+    {"islands", "compiled_functions", "frozen_precision", "loss_scaling"},
     {"audit"},
-    {"switch_proof"},
+    {"switch_proof", "range_search", "finite_state"},
     {"switching", "learning_rate", "input_checks", "training_state"},
-    {"saving", "callbacks", "fit_arguments"},
+    {"batch_search"},
+    {"saving", "callbacks", "fit_arguments", "gradient_range"},
     {"resuming", "rebuilding"},
     {"two_stage"},
 ]
@@ -30,7 +47,10 @@ LEAVES = {"bert", "bert_config", "bert_presets", "bert_text", "data", "fine_tuni
 NEITHER_KERAS_NOR_TENSORFLOW = {
     "_version",
     "audit/record",
+    "gradient_range/float16_bins",
+    "gradient_range/record",
     "policies",
+    "range_causes",
     "schedules",
     "staged_history",
 }
@@ -39,7 +59,9 @@ FOR_LEAVES = {"policies", "islands"}
 
 PRIVATE_ALLOWED = {
     "audit",
+    "compiled_functions",
     "frozen_precision",
+    "gradient_range",
     "graph_dtypes",
     "input_checks",
     "islands",

@@ -326,11 +326,18 @@ def test_a_cast_in_a_functional_graph_is_found_though_nothing_computes_in_half()
 
 
 def test_a_layer_in_the_wrong_precision_is_named():
+    class Ignoring(layers.Dense):
+        def call(self, x, training=None):
+            return ops.cast(ops.matmul(ops.cast(x, "float32"), self._kernel.value), x.dtype)
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Ignoring(2, name="odd")(layers.Dense(3)(inputs)))
+    switch_precision(model, "mixed_float16")
+    with pytest.raises(PrecisionAuditError, match=r"odd \(Ignoring\): 1 MatMul in float32"):
+        audit_precision(model, "predict").require("mixed_float16")
+
     model = dense_model()
     switch_precision(model, "mixed_float16")
-    model.get_layer("head").dtype_policy = "float32"
-    with pytest.raises(PrecisionAuditError, match=r"head \(Dense\): 1 MatMul in float32"):
-        audit_precision(model).require("mixed_float16")
     model.get_layer("head").dtype_policy = "mixed_bfloat16"
     with pytest.raises(PrecisionAuditError, match=r"head \(Dense\): .*1 MatMul in bfloat16"):
         audit_precision(model).require("mixed_float16")

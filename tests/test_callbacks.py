@@ -161,3 +161,120 @@ def test_the_monitor_logs_each_epochs_scale_and_steps(xy):
     assert history["applied_steps"] == [3, 3, 4]
     assert history["skipped_steps"] == [1, 1, 0]
     assert history["loss_scale"] == [scale / 2, scale / 4, 1.0]
+
+
+def overflowing(batch_size=8, **compile_arguments):
+    """A model, and data whose second batch of four overflows half: its loss is NaN or infinite."""
+    model = dense_model("mixed_float16", **compile_arguments)
+    pb_switch = PrecisionSwitch("mixed_float16", at_epoch=0)
+    x = np.random.RandomState(0).randn(32, 4).astype("float32") * 0.1
+    bad = x.copy()
+    bad[8:16] = 1e6
+    return model, pb_switch, bad, x[:, :1]
+
+
+def expected_loss(model, x, y, batches):
+    """The mean over these batches of a model that does not move."""
+    errors = [np.square(model.predict(x[b], verbose=0) - y[b]).mean() for b in batches]
+    return np.mean(errors)
+
+
+BATCHES = [slice(i, i + 8) for i in range(0, 32, 8)]
+
+
+def test_one_skipped_batch_does_not_make_nan_of_an_epochs_loss():
+    model, switch, x, y = overflowing(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    plain = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[switch]).history
+    assert not np.isfinite(plain["loss"][0])
+    history = model.fit(
+        x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[LossScaleMonitor()]
+    ).history
+    assert history["skipped_steps"] == [1, 1] and history["applied_steps"] == [3, 3]
+    expected = expected_loss(model, x, y, [BATCHES[0], *BATCHES[2:]])
+    np.testing.assert_allclose(history["loss"], [expected] * 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_skipped_batch_at_an_end_of_the_epoch_is_left_out_as_well(is_last):
+    model, switch, x, y = overflowing(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    order = [0, 2, 3, 1] if is_last else [1, 0, 2, 3]
+    x = np.concatenate([x[BATCHES[i]] for i in order])
+    y = np.concatenate([y[BATCHES[i]] for i in order])
+    history = model.fit(
+        x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:8], y[:8]),
+        callbacks=[switch, LossScaleMonitor()],
+    ).history  # fmt: skip
+    expected = expected_loss(model, x, y, BATCHES[:3] if is_last else BATCHES[1:])
+    np.testing.assert_allclose(history["loss"], [expected] * 2, rtol=1e-3)
+
+
+def test_the_loss_of_a_training_without_skipped_steps_is_keras_own(xy):
+    def history(*callbacks):
+        model = dense_model("mixed_float16", optimizer="sgd", loss="mse")
+        switch = PrecisionSwitch("mixed_float16", at_epoch=0)
+        keras.utils.set_random_seed(0)
+        return model.fit(
+            *xy, batch_size=8, epochs=2, verbose=0, validation_data=xy,
+            callbacks=[switch, *callbacks],
+        ).history  # fmt: skip
+
+    keras.utils.set_random_seed(1)
+    plain = history()
+    keras.utils.set_random_seed(1)
+    watched = history(LossScaleMonitor())
+    assert {name: watched[name] for name in plain} == plain
+
+
+def test_the_losses_of_single_outputs_are_averaged_over_applied_steps_too():
+    inputs = keras.Input((4,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"a": "mse", "b": "mse"})
+    _, switch, x, y = overflowing()
+    history = model.fit(
+        x, {"a": y, "b": y}, batch_size=8, shuffle=False, verbose=0,
+        callbacks=[switch, LossScaleMonitor()],
+    ).history  # fmt: skip
+    assert history["skipped_steps"] == [1]
+    for name in ("loss", "a_loss", "b_loss"):
+        assert np.isfinite(history[name]).all(), name
+
+
+def test_an_epoch_without_an_applied_step_has_its_last_loss():
+    model, switch, x, y = overflowing(optimizer="sgd", loss="mse")
+    history = model.fit(
+        x[8:16], y[8:16], batch_size=4, shuffle=False, verbose=0,
+        callbacks=[switch, LossScaleMonitor()],
+    ).history  # fmt: skip
+    assert history["applied_steps"] == [0] and not np.isfinite(history["loss"][0])
+
+
+def test_the_scale_and_the_steps_are_in_tensorboard(xy, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = dense_model("mixed_float16", optimizer="sgd", loss="mse")
+    callbacks = [
+        PrecisionSwitch("mixed_float16", at_epoch=0),
+        LossScaleMonitor(),
+        keras.callbacks.TensorBoard(str(tmp_path), write_graph=False),
+    ]
+    history = model.fit(*xy, batch_size=8, epochs=2, verbose=0, callbacks=callbacks).history
+    events = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})
+    events.Reload()
+    for name in ("loss_scale", "applied_steps", "skipped_steps"):
+        logged = [float(np.frombuffer(e.tensor_proto.tensor_content or
+                  np.float32(e.tensor_proto.float_val[0]).tobytes(), "float32")[0])
+                  for e in events.Tensors(f"epoch_{name}")]  # fmt: skip
+        assert logged == history[name]
+
+
+def test_the_scale_and_the_steps_are_in_a_csv_log(xy, tmp_path):
+    model = dense_model("mixed_float16", optimizer="sgd", loss="mse")
+    switch = PrecisionSwitch("mixed_float16", at_epoch=0)
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    model.fit(*xy, batch_size=8, epochs=2, verbose=0, callbacks=[switch, LossScaleMonitor(), log])
+    header, first, _ = (tmp_path / "log.csv").read_text().splitlines()
+    row = dict(zip(header.split(","), first.split(","), strict=True))
+    assert (row["applied_steps"], row["skipped_steps"]) == ("4", "0")
+    assert float(row["loss_scale"]) == 2.0**15

@@ -329,3 +329,60 @@ def test_a_lambda_is_made_anew_unless_it_needs_names_from_around_it():
     np.testing.assert_array_equal(rebuild_precision(around(lambda x: x * 2), "float32")(X), 2 * X)
     with pytest.raises(ValueError, match="cannot be made from its configuration"):
         rebuild_precision(around(lambda x: tf.multiply(x, 2)), "float32")
+
+
+def test_what_the_user_compiled_with_is_carried(xy):
+    def my_loss(y, outputs):
+        return ops.mean(ops.abs(ops.subtract(y, outputs)))
+
+    class MyMetric(keras.metrics.MeanSquaredError):
+        pass
+
+    model = dense_model(optimizer="sgd", loss=my_loss, metrics=[MyMetric(name="mine"), my_loss])
+    model.fit(*xy, verbose=0)
+    rebuilt = rebuild_precision(model, "mixed_bfloat16")
+    assert set(rebuilt.evaluate(*xy, return_dict=True, verbose=0)) == {"loss", "mine", "my_loss"}
+
+
+def test_a_schedule_that_cannot_be_made_anew_is_named():
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1
+
+    model = dense_model(optimizer=keras.optimizers.SGD(Schedule()), loss="mse")
+    with pytest.raises(ValueError, match=r"cannot be made anew.*learning-rate schedules"):
+        rebuild_precision(model, "mixed_float16")
+
+
+def test_a_class_of_the_users_that_is_named_like_one_of_keras_stays_the_users():
+    class Dense(layers.Dense):
+        def call(self, x, training=None):
+            return super().call(x, training=training) * 10.0
+
+    model = keras.Sequential([keras.Input((4,)), Dense(4), layers.Dense(1)])
+    rebuilt = rebuild_precision(model, "float32")
+    assert bits(rebuilt(X)) == bits(model(X))
+
+
+def test_two_classes_of_the_users_with_one_name_are_refused():
+    def make():
+        class Twice(layers.Layer):
+            def call(self, x):
+                return x * 2
+
+        return Twice()
+
+    model = keras.Sequential([keras.Input((4,)), make(), make()])
+    with pytest.raises(ValueError, match="two classes named 'Twice'"):
+        rebuild_precision(model, "float32")
+
+
+def test_vocabularies_are_carried():
+    words = keras.Input((2,), dtype="string")
+    lookup = layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Model(words, layers.Embedding(4, 3)(lookup(words)))
+    rebuilt = rebuild_precision(model, "mixed_float16")
+    x = tf.constant([["a", "b"], ["b", "c"]])
+    assert rebuilt.get_layer(lookup.name).get_vocabulary() == lookup.get_vocabulary()
+    switch_precision(model, "mixed_float16")
+    assert bits(rebuilt(x)) == bits(model(x))

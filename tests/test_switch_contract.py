@@ -200,15 +200,14 @@ def test_at_least_25_backbones_are_tried():
     assert sum(isinstance(case, Case) for case in BACKBONES.values()) >= 25
 
 
-def test_the_tally_counts_every_case_that_ran(request, capsys):
+def test_the_tally_counts_every_case_that_ran(request, record_property):
     ran = {
         (item.callspec.params["kind"], item.callspec.params["name"])
         for item in request.session.items
         if item.path == request.path and hasattr(item, "callspec")
     }
     assert set(outcomes) == ran, "cases that failed"
-    with capsys.disabled():
-        for kind in CASES:
-            tally = Counter(outcome for (of, _), outcome in outcomes.items() if of == kind)
-            counts = [f"{tally[what]} {what}" for what in OUTCOMES]
-            print(f"\n{kind}s: {', '.join(counts)}", end="")
+    for kind in CASES:
+        tally = Counter(outcome for (of, _), outcome in outcomes.items() if of == kind)
+        counts = [f"{tally[what]} {what}" for what in OUTCOMES]
+        record_property("tally", f"{kind}s: {', '.join(counts)}")

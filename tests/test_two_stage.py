@@ -144,6 +144,21 @@ class TestRecord:
                 verbose=0,
             )
 
+    def test_statistics_that_a_skipped_step_has_spoilt_are_warned_of(self, xy):
+        x, y = xy
+        with precision_scope("mixed_float16"):
+            model = keras.Sequential(
+                [keras.Input((4,)), layers.BatchNormalization(name="norm"), layers.Dense(1)]
+            )
+        model.compile("sgd", "mse")
+        spoilt = np.where(np.arange(32)[:, None] == 20, np.inf, x)
+        with pytest.warns(RuntimeWarning, match=r"Stage 0 .* has left norm/moving_mean"):
+            record = two_stage_fit(
+                model, spoilt, y, epochs=1, switch_epoch=1, batch_size=8, verbose=0, shuffle=False
+            )
+        assert record.stages[0].skipped_steps >= 1
+        assert all(np.isfinite(v).all() for v in model.trainable_variables)
+
     def test_an_array_metric_is_ready_for_json_too(self, xy):
         model = dense_model(
             optimizer="sgd", loss="mse", metrics=[keras.metrics.F1Score(threshold=0.5)]

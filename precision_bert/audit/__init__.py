@@ -1,6 +1,6 @@
 """What a traced function computes in, by layer."""
 
-from precision_bert.audit.auditing import audit_precision, audit_train_function
+from precision_bert.audit.auditing import audit_precision, audit_step, audit_train_function
 from precision_bert.audit.record import (
     LayerPrecision,
     OperationCount,
@@ -14,5 +14,6 @@ __all__ = [
     "PrecisionAudit",
     "PrecisionAuditError",
     "audit_precision",
+    "audit_step",
     "audit_train_function",
 ]

@@ -90,6 +90,21 @@ def audit_precision(
     return _audit(model, what, trace_step(model, what, data))
 
 
+def audit_step(model: keras.Model, what: What, *, integer_inputs: bool = False) -> PrecisionAudit:
+    """Audits a step that is always traced anew, without data; see `audit_precision`.
+
+    Args:
+        model: A built Keras model.
+        what: As in `audit_precision`.
+        integer_inputs: Whether inputs that the model tells only the shapes of are int32 rather than
+            float32.
+
+    Raises:
+        ValueError: If the model is not built, or its inputs are unknown.
+    """
+    return _audit(model, what, trace_step(model, what, integer_inputs=integer_inputs))
+
+
 def audit_train_function(model: keras.Model) -> PrecisionAudit | None:
     """Reports what the train function computes in that `fit` has traced and will run again.
 

@@ -177,6 +177,14 @@ class PrecisionAudit:
             if one.dtype in HALF and one.dtype not in (dtype, layer.policy_dtype)
         )
 
+    def missing_half(self) -> tuple[str, ...]:
+        """Describes the half dtypes that layers should compute in and nothing computes in.
+
+        The step that was traced is then of another precision than the layers are now.
+        """
+        wanted = {layer.policy_dtype for layer in self.layers if layer.operations} & {*HALF}
+        return tuple(f"nothing computes in {dtype}" for dtype in wanted - self.dtypes().keys())
+
     def require(self, policy: PolicyName) -> None:
         """Raises an error unless the model computes as it should under a policy.
 

@@ -37,7 +37,9 @@ class Trace:
     notes: tuple[str, ...] = ()
 
 
-def trace_step(model: keras.Model, what: What, data: Any = None) -> Trace:
+def trace_step(
+    model: keras.Model, what: What, data: Any = None, *, integer_inputs: bool = False
+) -> Trace:
     """Traces a train or predict step of a model.
 
     Nothing is executed: no weight, metric, optimizer step or seed changes. What `fit` would build
@@ -47,6 +49,8 @@ def trace_step(model: keras.Model, what: What, data: Any = None) -> Trace:
         model: A built model; for a train step with data an unbuilt one will do.
         what: `"train"` or `"predict"`.
         data: As in `audit_precision`.
+        integer_inputs: Whether inputs that the model tells only the shapes of are int32 rather than
+            float32.
 
     Raises:
         TypeError: If the data is not such data.
@@ -60,7 +64,7 @@ def trace_step(model: keras.Model, what: What, data: Any = None) -> Trace:
         )
     notes: tuple[str, ...] = ()
     if data is None:
-        inputs, notes = _model_inputs(model)
+        inputs, notes = _model_inputs(model, "int32" if integer_inputs else "float32")
         specs: tuple[Any, ...] = (inputs,)
     else:
         specs = data_specs(data)
@@ -148,7 +152,7 @@ def _known_batch(spec: tf.TypeSpec) -> tf.TypeSpec:
     return spec
 
 
-def _model_inputs(model: keras.Model) -> tuple[Any, tuple[str, ...]]:
+def _model_inputs(model: keras.Model, dtype: str) -> tuple[Any, tuple[str, ...]]:
     inputs = getattr(model, "input", None)  # of a Functional model, structured as it was made
     if inputs is None:
         inputs = getattr(model, "inputs", None)  # of a Sequential one
@@ -162,9 +166,9 @@ def _model_inputs(model: keras.Model) -> tuple[Any, tuple[str, ...]]:
             "data=x, data=(x, y), or a tf.data.Dataset."
         )
     specs = keras.tree.map_shape_structure(
-        lambda shape: _known_batch(tf.TensorSpec(shape, "float32")), shapes
+        lambda shape: _known_batch(tf.TensorSpec(shape, dtype)), shapes
     )
-    note = "The inputs are taken to be float32, of the shapes that the model was built with."
+    note = f"The inputs are taken to be {dtype}, of the shapes that the model was built with."
     return specs, (note,)
 
 
@@ -209,19 +213,30 @@ def _trace(model: keras.Model, step: Any, specs: tuple[Any, ...]) -> Any:
     def replicated(data: tuple[Any, ...]) -> Any:
         return model.distribute_strategy.run(step, args=(data,))
 
-    with _losses_kept(model):
+    with _state_kept(model):
         return tf.function(replicated).get_concrete_function(specs).graph
 
 
 @contextlib.contextmanager
-def _losses_kept(model: keras.Model) -> Iterator[None]:
-    # A call puts the losses that layers add in these lists. Tensors of a trace left behind there
-    # could not be read.
-    before = [(layer, [*layer._losses], {*layer._loss_ids}) for layer in model._flatten_layers()]
+def _state_kept(model: keras.Model) -> Iterator[None]:
+    # A call puts the losses that layers add in these lists, and some layers keep what they computed
+    # last. Tensors of a trace left behind there could not be read.
+    before = [
+        (layer, [*layer._losses], {*layer._loss_ids}, dict(vars(layer)))
+        for layer in model._flatten_layers()
+    ]
     try:
         yield
     finally:
-        for layer, losses, ids in before:
+        for layer, losses, ids, attributes in before:
             layer._losses[:] = losses
             layer._loss_ids.clear()
             layer._loss_ids.update(ids)
+            for name, value in list(vars(layer).items()):
+                parts = value if isinstance(value, (list, tuple)) else [value]
+                if not any(map(tf.is_symbolic_tensor, parts)):
+                    continue
+                if name in attributes:
+                    vars(layer)[name] = attributes[name]
+                else:
+                    del vars(layer)[name]

@@ -6,9 +6,11 @@ from typing import Any
 
 import keras
 
+from precision_bert.compiled_functions import renew_functions
 from precision_bert.learning_rate import applied_steps, set_learning_rate
+from precision_bert.policies import PolicyName, higher_precision
 from precision_bert.schedules import PrecisionSchedule
-from precision_bert.switching import renew_functions, switch_precision
+from precision_bert.switching import switch_precision
 
 
 class StageEntrance(keras.callbacks.Callback):
@@ -23,6 +25,8 @@ class StageEntrance(keras.callbacks.Callback):
     Attributes:
         start_steps: By the index of each stage that was entered, the optimizer's applied steps at
             its start.
+        escalated_to: The precision that a stalled stage was escalated to; no later stage falls
+            below it.
     """
 
     def __init__(self, schedule: PrecisionSchedule, *, verbose: bool) -> None:
@@ -30,6 +34,12 @@ class StageEntrance(keras.callbacks.Callback):
         self._schedule = schedule
         self._verbose = verbose
         self.start_steps: dict[int, int] = {}
+        self.escalated_to: PolicyName | None = None
+
+    def escalate(self, policy: PolicyName) -> None:
+        """Lets no later stage fall below a precision: the one below it has stalled."""
+        self.escalated_to = policy
+        keras.config.set_dtype_policy(policy)
 
     def enter(self, model: keras.Model, epoch: int) -> None:
         """Puts `model` into the stage that `epoch` belongs to, if it is not in it yet.
@@ -43,6 +53,9 @@ class StageEntrance(keras.callbacks.Callback):
         self._apply(model, index)
         if self._verbose:
             print(f"Stage {index} from epoch {epoch + 1}/{self._schedule.epochs}: {self._report}")
+            wanted = self._schedule.stages[index].policy
+            if self._report.policy != wanted:
+                print(f"(planned in {wanted}: a stage before has stalled in it, or above)")
 
     def enter_again(self, model: keras.Model, start_steps: dict[int, int]) -> None:
         """Puts `model` where a training was that had entered these stages, in their order."""
@@ -52,8 +65,10 @@ class StageEntrance(keras.callbacks.Callback):
 
     def _apply(self, model: keras.Model, index: int) -> None:
         stage = self._schedule.stages[index]
-        keras.config.set_dtype_policy(stage.policy)
-        self._report = switch_precision(model, stage.policy)
+        policy = higher_precision(stage.policy, self.escalated_to or stage.policy)
+        # The switch first: it tells layers without a dtype of their own by the global policy.
+        self._report = switch_precision(model, policy)
+        keras.config.set_dtype_policy(policy)
         if stage.learning_rate is not None and set_learning_rate(
             model.optimizer, stage.learning_rate, self.start_steps[index]
         ):

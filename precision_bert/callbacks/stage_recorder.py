@@ -13,6 +13,7 @@ from keras import ops
 from precision_bert.audit import audit_train_function
 from precision_bert.loss_scaling import count_steps, current_loss_scale
 from precision_bert.memory import peak_memory, reset_peak_memory
+from precision_bert.policies import PolicyName, higher_precision
 from precision_bert.schedules import PrecisionSchedule
 from precision_bert.staged_history import StageRecord
 
@@ -54,6 +55,20 @@ class StageRecorder(keras.callbacks.Callback):
         self._schedule = schedule
         self._running: _Running | None = None
         self._closed: list[StageRecord] = []
+        self._escalated_to: PolicyName | None = None
+        self._is_to_audit = False
+        self._statistics: list[keras.Variable] = []
+
+    def escalate(self, policy: PolicyName) -> None:
+        """Records this stage and those after it as escalated, where they were planned lower."""
+        self._escalated_to = policy
+        self._is_to_audit = True  # once the step is traced in the new precision
+        if self._running is not None:
+            self._running.computes_in = None
+
+    def _policy(self, index: int) -> PolicyName:
+        planned = self._schedule.stages[index].policy
+        return higher_precision(planned, self._escalated_to or planned)
 
     @property
     def stages(self) -> tuple[StageRecord, ...]:
@@ -68,6 +83,7 @@ class StageRecorder(keras.callbacks.Callback):
             reset_peak_memory()
             self._running = _Running(index, epoch, *count_steps(self.model.optimizer))
             self._is_tracing = True
+            self._statistics = list(filter(_is_finite, _statistics(self.model)))
         self._training = True
         self._steps_in_first_call = 0
         self._begin = time.perf_counter()
@@ -79,6 +95,8 @@ class StageRecorder(keras.callbacks.Callback):
             self._steps_in_first_call = batch
             self._stage.first_step_seconds += time.perf_counter() - self._begin
             self._begin += self._audit()  # no part of the training
+        elif batch > 0 and self._is_to_audit:
+            self._begin += self._audit()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Ends the epoch's training time where its validation begins."""
@@ -121,12 +139,23 @@ class StageRecorder(keras.callbacks.Callback):
         if skipped is not None and running.skipped_at_start is not None:
             skipped -= running.skipped_at_start
         applied -= running.applied_at_start
-        policy = self._schedule.stages[running.index].policy
+        policy = self._policy(running.index)
+        planned = self._schedule.stages[running.index].policy
         if applied == 0 and skipped:
             warnings.warn(
                 f"Stage {running.index} ({policy}) applied none of its steps: every gradient was "
                 "infinite or NaN, so the weights are what they were. Its figures say nothing about "
                 "the precision; look for what overflows float16.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        broken = [v.path for v in self._statistics if not _is_finite(v)]
+        if broken:
+            warnings.warn(
+                f"Stage {running.index} ({policy}) has left {', '.join(broken)} infinite or NaN. A "
+                "skipped step leaves weights and optimizer state as they were, but not what the "
+                "forward pass writes; keep those layers in float32 (keep_float32=[...]), or find "
+                "the batch that did it.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -148,6 +177,7 @@ class StageRecorder(keras.callbacks.Callback):
                 peak_memory_bytes=running.peak_memory_bytes,
                 memory_source=running.memory_source,
                 computes_in=running.computes_in,
+                escalated_from=None if planned == policy else planned,
             )
         )
 
@@ -182,11 +212,12 @@ class StageRecorder(keras.callbacks.Callback):
     def _audit(self) -> float:
         """Records what the train function that was just traced computes in; returns the seconds."""
         begin = time.perf_counter()
-        policy = self._schedule.stages[self._stage.index].policy
+        self._is_to_audit = False
+        policy = self._policy(self._stage.index)
         audit = audit_train_function(self.model)
         if audit is not None:
             self._stage.computes_in = audit.summary()
-            stray = audit.stray_half(policy)
+            stray = audit.stray_half(policy) or audit.missing_half()
             if stray:
                 warnings.warn(
                     f"Stage {self._stage.index} ({policy}) does not compute as its policy says: "
@@ -202,3 +233,12 @@ class StageRecorder(keras.callbacks.Callback):
             if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
                 return float(ops.convert_to_numpy(ops.convert_to_tensor(metric.count)))
         return 0.0
+
+
+def _statistics(model: keras.Model) -> list[keras.Variable]:
+    """Returns what the forward pass may write: BatchNormalization's statistics and the like."""
+    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def _is_finite(variable: keras.Variable) -> bool:
+    return bool(ops.convert_to_numpy(ops.all(ops.isfinite(ops.convert_to_tensor(variable)))))

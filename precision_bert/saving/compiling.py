@@ -12,12 +12,12 @@ import keras
 import numpy as np
 
 from precision_bert.loss_scaling import (
-    park_loss_scale_factor,
-    restore_parked,
+    has_older_layout,
     scales_loss,
     unwrapped,
 )
 from precision_bert.saving.model_facts import ModelFacts, assign
+from precision_bert.saving.parked_loss_scale import park_loss_scale_factor, restore_parked
 from precision_bert.switching import set_optimizer
 
 
@@ -106,6 +106,8 @@ def restore_training(
         optimizer.build(trained)
     if len(values) == len(optimizer.variables):
         assign(optimizer.variables, values)
+    elif has_older_layout(optimizer, values):
+        optimizer.set_weights(values)
     else:
         warnings.warn(
             f"{origin} holds {len(values)} variables of the optimizer {optimizer.name!r}, which "

@@ -21,14 +21,9 @@ from precision_bert.layer_policies import (
     set_policy,
     switchable_layers,
 )
-from precision_bert.loss_scaling import (
-    describe_parked,
-    parked_loss_scale_factor,
-    scales_loss,
-    unwrapped,
-    variable_value,
-)
+from precision_bert.loss_scaling import scales_loss, unwrapped, variable_value
 from precision_bert.policies import HALF
+from precision_bert.saving.parked_loss_scale import describe_parked, parked_loss_scale_factor
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from precision_bert._version import __version__
 from precision_bert.loss_scaling import loss_scale_values, set_loss_scale_values, unwrapped
 from precision_bert.policies import SWITCHABLE_POLICIES, PolicyName, check_policy
+from precision_bert.policy_scope import precision_scope
 from precision_bert.saving.compiling import OptimizerState, restore_training, uncompile
 from precision_bert.saving.model_facts import (
     ModelFacts,
@@ -30,14 +32,24 @@ from precision_bert.saving.model_facts import (
     restore_layers,
     restore_seeds,
 )
-from precision_bert.switching import precision_scope, switch_precision
+from precision_bert.switching import switch_precision
 
 FORMAT = 1
 _MEMBER = "precision_bert.json"
 
 # What a loss-scale optimizer has besides its inner optimizer's variables, in the order in which
-# Keras writes them: Keras' own has the first four, ours all.
-_LOSS_SCALE_NAMES = ("iteration", "learning_rate", "step_counter", "dynamic_scale", "skipped_steps")
+# Keras writes them: Keras' own has the first four, ours all, earlier versions of it the first five.
+_LOSS_SCALE_NAMES = (
+    "iteration",
+    "learning_rate",
+    "step_counter",
+    "dynamic_scale",
+    "skipped_steps",
+    "consecutive_skipped_steps",
+    "bad_since_growth",
+    "bad_since_move",
+    "steps_since_move",
+)
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str], overwrite: bool = True) -> None:
@@ -187,7 +199,9 @@ def load_state(model: keras.Model, path: str | os.PathLike[str]) -> None:
     values = _optimizer_state(file).values
     own = len(values) - len(inner.variables)
     shapes = [np.shape(value) for value in values[max(own, 0) :]]
-    if own not in (0, 4, 5) or shapes != [tuple(v.shape) for v in inner.variables]:
+    if own not in (0, 4, 5, len(_LOSS_SCALE_NAMES)) or shapes != [
+        tuple(v.shape) for v in inner.variables
+    ]:
         raise ValueError(
             f"{file} does not fit to the model's optimizer, {type(inner).__name__} with "
             f"{len(inner.variables)} variables. Received: an optimizer with {len(values)} "
@@ -255,9 +269,26 @@ def _read(file: Path) -> tuple[dict[str, Any], ModelFacts | None]:
 
 
 def _own_policy(config: dict[str, Any]) -> str | None:
-    """Returns the policy that Keras saved of the model itself, which it does for some classes."""
+    """Returns the policy that a model which Keras saved was built in, if its configuration tells.
+
+    It names that of the model itself for some classes only. Of the others it is the one half
+    precision policy that their layers have, if all that have one have the same.
+    """
     dtype = (config.get("config") or {}).get("dtype")
-    return None if dtype is None else keras.dtype_policies.get(dtype).name
+    if dtype is not None:
+        return keras.dtype_policies.get(dtype).name
+    half = {name for name in _policies_in(config) if name.startswith("mixed_")}
+    return half.pop() if len(half) == 1 else None
+
+
+def _policies_in(config: Any) -> Iterator[str]:
+    if isinstance(config, dict):
+        if config.get("class_name") == "DTypePolicy":
+            yield config["config"]["name"]
+        config = list(config.values())
+    if isinstance(config, list):
+        for part in config:
+            yield from _policies_in(part)
 
 
 def _optimizer_state(file: Path) -> OptimizerState:
