@@ -152,7 +152,7 @@ class TestRecord:
             )
         model.compile("sgd", "mse")
         spoilt = np.where(np.arange(32)[:, None] == 20, np.inf, x)
-        with pytest.warns(RuntimeWarning, match=r"Stage 0 .* has left norm/moving_mean"):
+        with pytest.warns(RuntimeWarning, match=r"Stage 0 .* has left \S*norm/moving_mean"):
             record = two_stage_fit(
                 model, spoilt, y, epochs=1, switch_epoch=1, batch_size=8, verbose=0, shuffle=False
             )
