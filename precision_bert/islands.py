@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import keras
 
-from precision_bert.layer_policies import is_container, set_policy
+from precision_bert.layer_policies import computes_in_float, is_container, set_policy
 from precision_bert.policies import HALF
 from precision_bert.policy_scope import is_default
 
@@ -48,7 +48,9 @@ def pin_float32(*layers: keras.Layer) -> None:
     for layer in layers:
         if not isinstance(layer, keras.Layer):
             raise TypeError(f"pin_float32 takes Keras layers. Received: {layer!r}.")
-    parts = [part for layer in layers for part in layer._flatten_layers() if _computes(part)]
+    parts = [
+        part for layer in layers for part in layer._flatten_layers() if computes_in_float(part)
+    ]
     for part in parts:
         if part.quantization_mode is not None:
             raise ValueError(
@@ -58,13 +60,6 @@ def pin_float32(*layers: keras.Layer) -> None:
     for part in parts:
         set_policy(part, "float32")
         _pinned.add(part)
-
-
-def _computes(layer: keras.Layer) -> bool:
-    """Tells whether a layer has a compute dtype to pin: inputs, lookups and tokenizers have not."""
-    return not isinstance(layer, keras.layers.InputLayer) and keras.backend.is_float_dtype(
-        layer.compute_dtype
-    )
 
 
 def unpin_float32(*layers: keras.Layer) -> None:
@@ -194,11 +189,6 @@ def _given_their_own_policy(layers: list[keras.Layer]) -> set[keras.Layer]:
 def keep_islands(islands: Iterable[keras.Layer]) -> None:
     """Remembers layers as islands, so that they stay ones when the whole model is in float32."""
     _pinned.update(islands)
-
-
-def is_pinned(layer: keras.Layer) -> bool:
-    """Tells whether a layer is remembered as an island."""
-    return layer in _pinned
 
 
 def note_switched(layer: keras.Layer) -> None:

@@ -19,20 +19,34 @@ _derived_maps: weakref.WeakKeyDictionary[keras.Layer, keras.dtype_policies.DType
 )
 
 
+def check_keras_model(model: object) -> None:
+    """Refuses what is no Keras model.
+
+    Raises:
+        TypeError: If it is no `keras.Model`.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
+        )
+
+
 def switchable_layers(model: keras.Model) -> dict[keras.Layer, str]:
     """Returns the layers of `model` that compute in a float dtype, containers included.
 
     Returns:
         The layers in Keras' order, each with a path that no other of them has; see `layer_paths`.
     """
+    return {layer: path for layer, path in layer_paths(model).items() if computes_in_float(layer)}
+
+
+def computes_in_float(layer: keras.Layer) -> bool:
+    """Tells whether a layer has a precision to compute in."""
     # An InputLayer computes nothing, and its dtype is its data's; a layer with a policy that is no
     # float (a tokenizer, a lookup) has its dtype for its output.
-    return {
-        layer: path
-        for layer, path in layer_paths(model).items()
-        if not isinstance(layer, keras.layers.InputLayer)
-        and keras.backend.is_float_dtype(layer.compute_dtype)
-    }
+    return not isinstance(layer, keras.layers.InputLayer) and keras.backend.is_float_dtype(
+        layer.compute_dtype
+    )
 
 
 def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:

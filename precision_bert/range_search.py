@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from precision_bert.audit.layer_scopes import LayerScopes, is_gradient
 from precision_bert.audit.tracing import trace_step
-from precision_bert.layer_policies import layer_paths
+from precision_bert.layer_policies import check_keras_model, layer_paths
 from precision_bert.loss_scaling import current_loss_scale
 from precision_bert.range_causes import Origin, RangeFinding, judge
 
@@ -61,10 +61,7 @@ class RangeSearch:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        if not isinstance(model, keras.Model):
-            raise TypeError(
-                f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-            )
+        check_keras_model(model)
         if not model.compiled:
             raise ValueError(
                 f"Model {model.name!r} is not compiled, so it has no loss to take gradients of. "

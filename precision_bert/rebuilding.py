@@ -15,13 +15,21 @@ import numpy as np
 
 from precision_bert.graph_dtypes import following_operations, set_dtype
 from precision_bert.islands import find_islands, marks, restore_marks
-from precision_bert.layer_policies import refresh_frozen_state, set_policy, switchable_layers
+from precision_bert.layer_policies import (
+    check_keras_model,
+    refresh_frozen_state,
+    set_policy,
+    switchable_layers,
+)
 from precision_bert.loss_scaling import scales_loss, variable_value
 from precision_bert.policies import HALF, SWITCHABLE_POLICIES
 from precision_bert.policy_scope import global_policy
 from precision_bert.saving.compiling import OptimizerState, restore_training
 from precision_bert.saving.model_facts import describe_model, layers_by_place
-from precision_bert.switching import check_keras_model, fit_loss_scale
+from precision_bert.switching import fit_loss_scale
+
+# Whose classes Keras finds by itself.
+_KNOWN = ("keras.", "keras_hub.", "precision_bert.")
 
 REBUILDABLE_POLICIES = (*SWITCHABLE_POLICIES, "float16", "bfloat16")
 
@@ -92,7 +100,7 @@ def _own_classes(layers: Iterable[keras.Layer]) -> dict[str, type]:
     classes: dict[str, type] = {}
     for layer in layers:
         name = type(layer).__name__
-        if type(layer).__module__.startswith(("keras.", "keras_hub.", "precision_bert.")):
+        if type(layer).__module__.startswith(_KNOWN):
             continue
         if classes.setdefault(name, type(layer)) is not type(layer):
             raise ValueError(
@@ -237,4 +245,4 @@ def _compile_like(model: keras.Model, rebuilt: keras.Model, custom_objects: dict
 
 
 def _is_plain(one: Any) -> bool:
-    return type(one).__module__.startswith(("keras.", "keras_hub.", "precision_bert.", "builtins"))
+    return type(one).__module__.startswith((*_KNOWN, "builtins"))

@@ -21,6 +21,7 @@ from precision_bert.islands import (
     select_layers,
 )
 from precision_bert.layer_policies import (
+    check_keras_model,
     has_policy,
     is_container,
     policy_name,
@@ -205,18 +206,6 @@ def check_model(model: object) -> None:
     check_keras_model(model)
     layers = switchable_layers(model)
     _check_switchable(layers, find_islands(layers))
-
-
-def check_keras_model(model: object) -> None:
-    """Refuses what is no Keras model.
-
-    Raises:
-        TypeError: If it is no `keras.Model`.
-    """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-        )
 
 
 def _check_switchable(layers: dict[keras.Layer, str], islands: set[keras.Layer]) -> None:

@@ -18,7 +18,12 @@ from precision_bert.audit.record import (
 from precision_bert.audit.traced_graph import TracedOperation, traced_operations
 from precision_bert.audit.tracing import Trace, What, trace_step, traced_by_fit
 from precision_bert.islands import find_islands
-from precision_bert.layer_policies import is_container, layer_paths, switchable_layers
+from precision_bert.layer_policies import (
+    check_keras_model,
+    is_container,
+    layer_paths,
+    switchable_layers,
+)
 from precision_bert.policies import HALF
 
 _SOFTMAX = ("Softmax", "LogSoftmax")
@@ -77,10 +82,7 @@ def audit_precision(
     Operations are counted as they were traced. What XLA or TensorFlow's own rewriting makes of them
     is not seen, nor is what runs outside the graph (`tf.py_function`).
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-        )
+    check_keras_model(model)
     if what not in ("train", "predict"):
         raise ValueError(f"what must be 'train' or 'predict'. Received: what={what!r}.")
     if what == "train" and data is None:

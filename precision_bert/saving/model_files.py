@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from precision_bert._version import __version__
+from precision_bert.layer_policies import check_keras_model
 from precision_bert.loss_scaling import loss_scale_values, set_loss_scale_values, unwrapped
 from precision_bert.policies import SWITCHABLE_POLICIES, PolicyName, check_policy
 from precision_bert.policy_scope import precision_scope
@@ -82,7 +83,7 @@ def save_model(model: keras.Model, path: str | os.PathLike[str], overwrite: bool
     >>> again.dtype_policy.name, type(again.optimizer).__name__
     ('float32', 'Adam')
     """
-    _check_model(model)
+    check_keras_model(model)
     file = Path(os.path.realpath(_check_name(path, ".keras")))  # a link stays a link
     if not overwrite and file.exists():
         raise FileExistsError(f"{file} exists. Give overwrite=True to replace it, or another path.")
@@ -187,7 +188,7 @@ def load_state(model: keras.Model, path: str | os.PathLike[str]) -> None:
             damaged. The model's optimizer is then as it was.
         FileNotFoundError: If there is no such file.
     """
-    _check_model(model)
+    check_keras_model(model)
     file = _check_exists(_check_name(path, ".keras", ".weights.h5"))
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
@@ -224,13 +225,6 @@ def load_state(model: keras.Model, path: str | os.PathLike[str]) -> None:
         scale = facts.parked["values"]
     if scale:
         set_loss_scale_values(optimizer, loss_scale_values(optimizer) | scale)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model. Received: {model!r} of type {type(model).__name__}."
-        )
 
 
 def _check_name(path: str | os.PathLike[str], *endings: str) -> Path:
